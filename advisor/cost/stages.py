@@ -1,0 +1,146 @@
+"""Pipeline stages as columns: the few ranks of a split that can be worst, and what each of them holds.
+
+A stage axis over all pipeline ranks would multiply every formula by pp. Memory and time of a rank grow with each of
+its layer counts, in-flight counts, embedding, loss and prediction modules, so only ranks that no other rank dominates
+in all of these can be the peak. There are a handful of them; the rest is never evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from advisor.spec.layout import Array, Columns
+from advisor.spec.model import Model
+from advisor.spec.split import PipelineSplit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """One representative pipeline rank of every row; all fields broadcast with the columns.
+
+    `layers[k]` decoder layers of kind k; `in_flight[k]` layer-microbatches of kind k whose activations are alive at
+    the end of warm-up; `microbatches` the microbatches in flight on the rank's last chunk; `modules` the
+    prediction modules; `embedding` and `loss` are 0/1.
+    """
+
+    rank: Array
+    layers: tuple[Array, ...]
+    in_flight: tuple[Array, ...]
+    embedding: Array
+    loss: Array
+    modules: Array
+    microbatches: Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """What one pipeline rank of one split holds. `first` and `last` are layers by kind of its first and last chunk."""
+
+    rank: int
+    layers: tuple[int, ...]
+    middle: tuple[int, ...]
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+    embedding: int
+    loss: int
+    modules: int
+
+
+def _ranks(pattern: tuple[int, ...], kinds: int, split: PipelineSplit, depth: int) -> list[_Rank]:
+    starts = split.starts()
+    mtp_chunk = split.pp * split.vpp - 1 if split.mtp_chunk is None else split.mtp_chunk
+    out = []
+    for rank in range(split.pp):
+        chunks = []
+        for chunk in range(rank, split.pp * split.vpp, split.pp):
+            piece = pattern[starts[chunk] : starts[chunk] + split.layers[chunk]]
+            chunks.append(tuple(piece.count(kind) for kind in range(kinds)))
+        total = tuple(sum(chunk[kind] for chunk in chunks) for kind in range(kinds))
+        middle = tuple(sum(chunk[kind] for chunk in chunks[1:-1]) for kind in range(kinds))
+        modules = depth if mtp_chunk % split.pp == rank else 0
+        out.append(
+            _Rank(rank, total, middle, chunks[0], chunks[-1], int(rank == 0), int(rank == split.pp - 1), modules)
+        )
+    return out
+
+
+def _weights(rank: _Rank, split: PipelineSplit) -> tuple[float, ...]:
+    """Everything that memory and time of a rank grow with, for many microbatches."""
+    extra = 2 * (split.pp - rank.rank - 1) + 1
+    if split.vpp == 1:
+        alive = [count * (split.pp - rank.rank) for count in rank.layers]
+    else:
+        alive = [
+            (middle + first) * split.pp + last * min(extra, split.pp) + first * max(0, extra - split.pp)
+            for middle, first, last in zip(rank.middle, rank.first, rank.last, strict=True)
+        ]
+    return (*rank.layers, *alive, rank.embedding, rank.loss, rank.modules)
+
+
+@lru_cache(maxsize=4096)
+def _representatives(pattern: tuple[int, ...], kinds: int, split: PipelineSplit, depth: int) -> tuple[_Rank, ...]:
+    """Ranks that no other rank dominates, lowest rank first."""
+    ranks = _ranks(pattern, kinds, split, depth)
+    weights = np.array([_weights(rank, split) for rank in ranks], dtype=np.float64)
+    keep = []
+    for i, own in enumerate(weights):
+        at_least = (weights >= own).all(axis=1)
+        better = at_least & (weights > own).any(axis=1)
+        equal_before = at_least[:i] & (weights[:i] == own).all(axis=1)
+        if not better.any() and not equal_before.any():
+            keep.append(ranks[i])
+    return tuple(keep)
+
+
+def _gather(values: Sequence[Sequence[int]], split: Array) -> Array:
+    return np.array(values, dtype=np.int64)[split]
+
+
+def representative_stages(model: Model, columns: Columns, depth: int) -> tuple[Stage, ...]:
+    """The representative stages of every row, as many as the row with most of them has (others repeat their first).
+
+    `depth` is the number of multi-token prediction modules trained. In-flight counts follow Megatron's schedules: 1F1B
+    keeps min(pp - r, m) microbatches on rank r; interleaving keeps (vpp - 1) * pp + 2 (pp - r - 1) + 1 chunks, and one
+    more with expert-parallel overlap (ML:megatron/core/pipeline_parallel/schedules.py@d98e8a64, lines 929-986).
+    """
+    kinds = range(len(model.kinds))
+    per_split = [_representatives(model.pattern, len(model.kinds), split, depth) for split in columns.splits]
+    slots = max(len(ranks) for ranks in per_split)
+    stages = []
+    for slot in range(slots):
+        ranks = [found[slot] if slot < len(found) else found[0] for found in per_split]
+        stages.append(_stage(ranks, kinds, columns))
+    return tuple(stages)
+
+
+def _stage(ranks: Sequence[_Rank], kinds: range, columns: Columns) -> Stage:
+    rank = np.array([one.rank for one in ranks], dtype=np.int64)[columns.split]
+    pp, vpp, m = columns.pp, columns.vpp, columns.num_microbatches
+    extra = 2 * (pp - rank - 1) + 1
+    plain = np.minimum(pp - rank, m)
+    on_last = np.where(vpp == 1, plain, np.minimum(np.minimum(extra, pp), m))
+    on_first = pp + np.minimum(np.maximum(extra - pp, 0), np.maximum(m - pp, 0))
+    ahead = np.minimum(columns.ep_overlap, np.maximum(m * vpp - 1, 0))
+    layers, alive = [], []
+    for kind in kinds:
+        total = _gather([one.layers for one in ranks], columns.split)[..., kind]
+        middle = _gather([one.middle for one in ranks], columns.split)[..., kind]
+        first = _gather([one.first for one in ranks], columns.split)[..., kind]
+        last = _gather([one.last for one in ranks], columns.split)[..., kind]
+        interleaved = middle * np.minimum(pp, m) + first * np.minimum(on_first, m) + last * on_last
+        layers.append(total)
+        alive.append(np.where(vpp == 1, total * plain, interleaved) + ahead * total / vpp)
+    flags = np.array([(one.embedding, one.loss, one.modules) for one in ranks], dtype=np.int64)[columns.split]
+    return Stage(
+        rank=rank,
+        layers=tuple(layers),
+        in_flight=tuple(alive),
+        embedding=flags[..., 0],
+        loss=flags[..., 1],
+        modules=flags[..., 2],
+        microbatches=on_last + ahead,
+    )

@@ -1,0 +1,41 @@
+"""Finds presets and profiles: environment variable, user folder, checkout, installed wheel - in that order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE_DIR = Path(__file__).resolve().parent
+
+
+def _roots(kind: str) -> Iterator[Path]:
+    """Folders that may hold `kind` ("presets" or "profiles"), most specific first."""
+    variable = os.environ.get(f"ADVISOR_{kind.upper()}")
+    if variable:
+        yield Path(variable)
+    from platformdirs import user_data_path
+
+    yield user_data_path("advisor") / kind
+    yield PACKAGE_DIR.parent / kind
+    yield PACKAGE_DIR / "_data" / kind
+
+
+def find(kind: str, relative: str) -> Path | None:
+    """Path of `relative` below the first root of `kind` that has it, or None."""
+    for root in _roots(kind):
+        candidate = root / relative
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def listing(kind: str, folder: str, suffix: str) -> dict[str, Path]:
+    """Files of a folder as {stem: path} over all roots, sorted; a more specific root wins."""
+    found: dict[str, Path] = {}
+    for root in _roots(kind):
+        directory = root / folder
+        if directory.is_dir():
+            for path in directory.glob(f"*{suffix}"):
+                found.setdefault(path.name.removesuffix(suffix), path)
+    return dict(sorted(found.items()))

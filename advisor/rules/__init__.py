@@ -1,0 +1,1 @@
+"""Legality, effectiveness and lint as one form of rule, over columns."""

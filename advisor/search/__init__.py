@@ -1,0 +1,1 @@
+"""Enumerates layouts, splits layers over stages, ranks what fits and explains the rest."""

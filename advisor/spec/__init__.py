@@ -1,0 +1,1 @@
+"""Frozen values that every other room speaks of: model, hardware, workload, layout, plan."""

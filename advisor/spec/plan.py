@@ -1,0 +1,79 @@
+"""What the advisor answers: candidates with named terms, findings, a whole plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from advisor.spec.layout import Knobs, Layout
+
+Kind = Literal["datasheet", "measured", "fitted", "assumed"]
+Severity = Literal["stop", "silent", "slow", "info"]
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A number that knows where it comes from; the unit is in the name of the mapping that holds it."""
+
+    value: float
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """An answer of one rule about one layout or configuration."""
+
+    rule: str
+    severity: Severity
+    message: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Peak of the worst stage at its worst moment, as named terms in bytes that sum to `peak_device_bytes`.
+
+    `stages` holds, for every representative stage, the peak per moment; `host_bytes` is host RAM per node.
+    """
+
+    peak_allocated_bytes: float
+    peak_device_bytes: float
+    budget_bytes: float
+    worst_stage: int
+    worst_moment: str
+    terms: MappingProxyType[str, Term]
+    host_bytes: float
+    padded_vocab: int
+    stages: tuple[MappingProxyType[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepEstimate:
+    """Seconds of one step: named terms that sum to `step_s`; `exposed_s` and `hidden_s` per parallelism."""
+
+    step_s: float
+    low_s: float
+    high_s: float
+    interval_level: float
+    terms: MappingProxyType[str, Term]
+    exposed_s: MappingProxyType[str, float]
+    hidden_s: MappingProxyType[str, float]
+    bubble_s: float
+    tokens_per_s_per_gpu: float
+    model_flops: float
+    tflops_per_gpu: float
+    mfu: float
+    mfu_bf16: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One layout with its knobs and what it costs; `step` is None outside training."""
+
+    rank: int
+    layout: Layout
+    knobs: Knobs
+    memory: MemoryEstimate
+    step: StepEstimate | None
+    findings: tuple[Finding, ...] = ()

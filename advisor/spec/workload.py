@@ -1,0 +1,48 @@
+"""What is trained: sequence, batch, number format, optimizer, loss, routing - all that is the same for every layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from advisor.spec.precision import PRECISIONS, Precision
+
+Mode = Literal["train", "inference", "weights"]
+Task = Literal["pretrain", "sft"]
+Routing = Literal["balanced", "dropless", "token-drop"]
+OptimizerName = Literal["adam", "sgd", "muon"]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One training (or serving) job, without its layout.
+
+    `router_skew` is tokens on the fullest expert-parallel rank over the mean (1 = balanced). `capacity_factor`
+    bounds it under token drop. `fp8_params` stores and gathers quantised weights. `attention_impl` "unfused"
+    keeps the score matrix; `cross_entropy_fused` avoids one fp32 copy of the logits. `vocab_divisor` is Megatron's
+    make_vocab_size_divisible_by. `batch` and `context` describe requests in inference mode.
+    `mtp_depth` overrides the number of prediction modules (None = none are trained unless the model is asked for them).
+    """
+
+    seq_len: int = 4096
+    precision: Precision = PRECISIONS["bf16"]
+    mode: Mode = "train"
+    task: Task = "pretrain"
+    routing: Routing = "balanced"
+    router_skew: float = 1.0
+    capacity_factor: float | None = None
+    pad_to_capacity: bool = False
+    optimizer: OptimizerName = "adam"
+    fp8_params: bool = False
+    attention_impl: Literal["fused", "unfused"] = "fused"
+    norm_impl: Literal["fused", "unfused"] = "fused"
+    attention_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    cross_entropy_fused: bool = True
+    grad_accumulation_fused: bool = True
+    router_fp32: bool = True
+    vocab_divisor: int = 128
+    mtp_depth: int = 0
+    batch: int | None = None
+    context: int | None = None
+    software: str = ""
