@@ -77,3 +77,68 @@ class Candidate:
     memory: MemoryEstimate
     step: StepEstimate | None
     findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A knob outside the default search: what `allow` name takes it and what it would bring.
+
+    `gain` is the relative change of tokens/s/GPU against the best plan without it (0.05 = 5 % faster; None when the
+    plan without it is empty); `freed_bytes` is the device memory of the same comparison; `candidate` the best with it.
+    """
+
+    allow: str
+    title: str
+    gain: float | None
+    freed_bytes: float | None
+    candidate: Candidate | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One reason why a layout is rejected or slow.
+
+    `of` is "rule", "memory" or "time"; `name` the rule id or the term; `value` and `reference` are the numbers of this
+    layout and of what it is compared with, in `unit` ("bytes", "s" or "").
+    """
+
+    of: Literal["rule", "memory", "time"]
+    name: str
+    message: str
+    value: float | None = None
+    reference: float | None = None
+    unit: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """One change of one setting: `gain` is the relative change of tokens/s/GPU (None when it is not comparable)."""
+
+    name: str
+    before: str
+    after: str
+    verdict: Literal["fits", "oom", "illegal"]
+    gain: float | None
+    freed_bytes: float | None
+    candidate: Candidate | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingPoint:
+    """The best layout at one GPU count.
+
+    `efficiency` is tokens/s/GPU over that of the smallest feasible count; `changed` lists the layout fields that
+    differ from the count before; `grown_term` is the step term whose share of the step grew most since then, by
+    `grown_share` (0.03 = 3 points of the step).
+    """
+
+    gpus: int
+    gbs: int
+    searched: int
+    feasible: int
+    candidate: Candidate | None
+    efficiency: float | None
+    changed: tuple[str, ...] = ()
+    grown_term: str = ""
+    grown_share: float | None = None

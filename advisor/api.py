@@ -1,0 +1,92 @@
+"""The Python functions: plan, estimate, why and scale. Each returns a frozen value (advisor.report.answers).
+
+Every keyword is optional except the model and the GPUs; what is left out comes from ADVISOR_* variables, then
+./advisor.toml or [tool.advisor] of ./pyproject.toml, then the user's file, then the default - `answer.request` tells
+which. Names of the keywords and their meaning: `advisor.search.options`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Unpack
+
+from advisor.report.answers import Estimate, Explanation, Plan, Scaling
+from advisor.search.options import EstimateOptions, PlanOptions
+
+
+def plan(model: str | Path, gpus: int | Literal["auto"], **options: Unpack[PlanOptions]) -> Plan:
+    """Search every layout of `model` on `gpus` GPUs and rank what fits.
+
+    `model` is a preset name or the path of a Hugging Face config.json. `gpus="auto"` takes the fewest GPUs that fit,
+    or that reach `target_tokens_per_s`. An empty `candidates` means that nothing fits; nothing is raised for it.
+    Raises InputError (and its kinds) for input that cannot be used.
+    """
+    from advisor.search.plan import find_plan
+
+    found = find_plan(model, gpus, options)
+    ranking = found.ranking
+    return Plan(
+        request=found.request,
+        searched=ranking.searched,
+        feasible=ranking.feasible,
+        rejected=ranking.rejected,
+        candidates=ranking.candidates,
+        baseline=found.baseline,
+        baseline_name=found.baseline_name,
+        pareto=ranking.pareto,
+        families=ranking.families,
+        offers=found.offers,
+    )
+
+
+def scale(
+    model: str | Path,
+    gpus: Sequence[int],
+    batch_rule: Literal["fixed", "scaled"] = "scaled",
+    **options: Unpack[PlanOptions],
+) -> Scaling:
+    """Best layout per GPU count, and where and why efficiency is lost.
+
+    `batch_rule` "fixed" keeps the global batch of the smallest count, "scaled" grows it with the GPUs.
+    """
+    from advisor.search.scaling import scaling_curve
+
+    request, points = scaling_curve(model, gpus, batch_rule, options)
+    return Scaling(request, batch_rule, points)
+
+
+def estimate(
+    model: str | Path | None = None,
+    gpus: int | None = None,
+    *,
+    megatron_args: str | Path | None = None,
+    **options: Unpack[EstimateOptions],
+) -> Estimate:
+    """Memory and step time of one layout.
+
+    With `megatron_args` (a YAML/JSON mapping or a shell script with Megatron-LM flags) model, layout and knobs come
+    from that file; options given here win over it. Without it `model` and `gpus` are required.
+    """
+    from advisor.search.single import judge, single_request
+
+    request, choice = single_request(model, gpus, megatron_args, options)
+    return Estimate(request, *judge(request, choice))
+
+
+def why(model: str | Path, gpus: int, **options: Unpack[EstimateOptions]) -> Explanation:
+    """Why the layout is rejected or slower than the best, the nearest that fits, and which single change helps."""
+    from advisor.search.explain import explain
+    from advisor.search.single import single_request
+
+    request, choice = single_request(model, gpus, None, options)
+    found = explain(request, choice)
+    return Explanation(
+        request=request,
+        estimate=Estimate(request, *found.judged),
+        reasons=found.reasons,
+        nearest=found.nearest,
+        changes=found.changes,
+        dials=found.dials,
+        best=found.best,
+    )

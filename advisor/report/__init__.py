@@ -1,0 +1,1 @@
+"""How answers show themselves: JSON records, data frames, notebook tables and plots."""
