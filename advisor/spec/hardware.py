@@ -30,6 +30,7 @@ class Gpu:
     aliases: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    usable_kind: str = "measured"
 
     @property
     def hbm_Bps(self) -> float:
@@ -43,7 +44,11 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A server or rack type: GPUs per node, NVLink domain, network per GPU, CPU memory."""
+    """A server or rack type: GPUs per node, NVLink domain, network per GPU, CPU memory.
+
+    A file that describes somebody's own cluster may also say how a job uses it: `used_per_domain` (None = by the
+    default rule of `make_cluster`), `rank_order`, `oversubscription`.
+    """
 
     name: str
     gpu: Gpu
@@ -58,6 +63,9 @@ class System:
     host_gib: float | None = None
     sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    used_per_domain: int | None = None
+    rank_order: RankOrder = "tp-cp-ep-dp-pp"
+    oversubscription: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
