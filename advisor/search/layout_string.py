@@ -7,18 +7,15 @@ Source: megatron-core 0.16.1, transformer/pipeline_parallel_layer_layout.py (ML@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import groupby
 
 from advisor.errors import InputError
 from advisor.spec.model import ExpertMlp, Mamba, Model
 from advisor.spec.split import PipelineSplit
+from advisor.spec.split import parse_layout_string as parse_letters
 
 _LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
-_GROUP = re.compile(r"\(([^)]+)\)\*(\d+)")
-_SINGLE = re.compile(r"(.)\*(\d+)")
-_LONGEST = 100_000
 
 
 def layout_string(split: PipelineSplit, depth: int) -> str:
@@ -42,33 +39,12 @@ def parse_layout_string(
 ) -> PipelineSplit:
     """The split that a layout string, or its list form [["embedding", "decoder", ...], ...], describes.
 
-    Raises InputError with the offending letter or count if Megatron would refuse it for `pp` ranks, `num_layers`
-    decoder layers and (when given) `depth` prediction modules.
+    Raises InputError if Megatron would refuse it for `pp` ranks, `num_layers` decoder layers and (when given) `depth`
+    prediction modules.
     """
-    stages = _unroll(text) if isinstance(text, str) else [_letters(stage) for stage in text]
-    if pp < 1 or len(stages) % pp:
-        raise InputError(f"pipeline layout has {len(stages)} stages, not a multiple of pp {pp}", _nearest(len(stages)))
-    flat = "".join(stages)
-    _check_order(flat, num_layers, depth)
-    homes = [i for i, stage in enumerate(stages) if "m" in stage]
-    _check_modules(homes, len(stages), pp)
-    layers = tuple(stage.count("t") for stage in stages)
-    return PipelineSplit(pp, len(stages) // pp, layers, "layout", homes[0] if homes else None)
-
-
-def _unroll(text: str) -> list[str]:
-    plain = re.sub(r"[,\s]", "", text)
-    for pattern in (_GROUP, _SINGLE):
-        for match in pattern.finditer(plain):
-            if len(match.group(2)) > 5 or len(match.group(1)) * int(match.group(2)) > _LONGEST:
-                raise InputError(f"pipeline layout repeats {match.group(0)!r} too often", "use at most a few thousand")
-        plain = pattern.sub(lambda match: match.group(1) * int(match.group(2)), plain)
-        if len(plain) > _LONGEST:
-            raise InputError("pipeline layout is longer than 100000 letters", "check the repeat counts")
-    unknown = sorted(set(plain) - set("EtmL|"))
-    if unknown:
-        raise InputError(f"pipeline layout has unknown letters {' '.join(unknown)}", "use E, t, m, L, |, *n, (..)*n")
-    return plain.split("|")
+    if not isinstance(text, str):
+        text = "|".join(_letters(stage) for stage in text)
+    return parse_letters(text, pp, num_layers, depth)
 
 
 def _letters(stage: Sequence[str]) -> str:
@@ -79,34 +55,6 @@ def _letters(stage: Sequence[str]) -> str:
     if unknown:
         raise InputError(f"pipeline layout has unknown parts {', '.join(unknown)}", f"use {', '.join(_LETTERS)}")
     return "".join(_LETTERS[name] for name in names)
-
-
-def _nearest(stages: int) -> str:
-    return f"pp may be {', '.join(str(n) for n in range(1, min(stages, 256) + 1) if stages % n == 0)}"
-
-
-def _check_order(flat: str, num_layers: int, depth: int | None) -> None:
-    if flat[:1] != "E" or flat[-1:] != "L" or flat.count("E") != 1 or flat.count("L") != 1:
-        raise InputError("pipeline layout must start with the only E and end with the only L", "for example Et*4|t*4L")
-    if flat.count("t") != num_layers:
-        raise InputError(
-            f"pipeline layout has {flat.count('t')} decoder layers, the model {num_layers}",
-            f"{'add' if flat.count('t') < num_layers else 'remove'} {abs(num_layers - flat.count('t'))} t",
-        )
-    if depth is not None and flat.count("m") != depth:
-        raise InputError(f"pipeline layout has {flat.count('m')} m, {depth} prediction modules are trained")
-    if "m" in flat and "t" in flat[flat.index("m") :]:
-        raise InputError("prediction modules must follow all decoder layers", "move m behind the last t")
-
-
-def _check_modules(homes: Sequence[int], stages: int, pp: int) -> None:
-    if len(homes) > 1:
-        raise InputError(f"prediction modules lie on stages {homes}, they must share one", "put every m in one stage")
-    if homes and (homes[0] < stages - pp or (homes[0] % pp == 0 and stages > pp)):
-        raise InputError(
-            f"prediction modules on stage {homes[0]} of {stages}: they must be on the last virtual stage of a rank > 0",
-            f"put m on stage {stages - 1}",
-        )
 
 
 def hybrid_pattern(model: Model, split: PipelineSplit) -> str:
