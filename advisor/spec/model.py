@@ -118,7 +118,7 @@ class ExpertMlp:
 
     `shared_ffn` is the total width of the shared experts (0 = none); `latent` the width that routed experts work in
     when it differs from the hidden size; `groups`/`group_topk` limit the expert groups a token may reach;
-    `router_bias` is the load-balancing bias (a buffer in Megatron, counted in no parameter total);
+    `router_bias` is the load-balancing bias (in published totals; a buffer in Megatron, so on no rank);
     `router_linear_bias` is a trained bias of the router projection.
     """
 

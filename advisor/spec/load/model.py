@@ -17,8 +17,14 @@ from advisor.spec.model import ExpertMlp, Layer, Model
 LARGEST_FILE_BYTES = 16 * 2**20
 MOST_PARAMS = 2**60
 TEXT_PART_KEYS = ("text_config", "llm_config", "language_config")
-TEXT_PART_TYPES = {"gemma3": "gemma3_text", "llama4": "llama4_text", "qwen3_5": "qwen3_5_text",
-                   "qwen3_5_moe": "qwen3_5_moe_text", "minimax_m3_vl": "minimax_m3", "step3_vl": "step3_text"}  # fmt: skip
+TEXT_PART_TYPES = {
+    "gemma3": "gemma3_text",
+    "llama4": "llama4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "minimax_m3_vl": "minimax_m3",
+    "step3_vl": "step3_text",
+}
 
 
 def model_names() -> list[str]:

@@ -11,9 +11,7 @@ from advisor.spec.model import CompressedAttention, ExpertMlp, Layer, Model, Spa
 
 def indexer(c: Config) -> SparseIndexer:
     """Lightning indexer of DeepSeek sparse attention."""
-    return SparseIndexer(
-        heads=c.size("index_n_heads"), head_dim=c.size("index_head_dim"), topk=c.size("index_topk")
-    )
+    return SparseIndexer(heads=c.size("index_n_heads"), head_dim=c.size("index_head_dim"), topk=c.size("index_topk"))
 
 
 def _shared_and_routed(c: Config, *, v3: bool) -> ExpertMlp:

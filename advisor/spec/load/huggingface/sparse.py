@@ -21,7 +21,9 @@ from advisor.spec.model import FeedForward, GroupedQueryAttention, Layer, Model
 
 def mixtral(c: Config) -> Model:
     """Mixtral: every layer sparse, experts of the full width."""
-    layer = Layer(grouped_query(c, window=c.optional_size("sliding_window")), experts(c, ffn=c.size("intermediate_size")))
+    layer = Layer(
+        grouped_query(c, window=c.optional_size("sliding_window")), experts(c, ffn=c.size("intermediate_size"))
+    )
     return assemble(c, [layer] * num_layers(c), Frame())
 
 
@@ -71,7 +73,9 @@ def olmoe(c: Config) -> Model:
 def phimoe(c: Config) -> Model:
     """Phi-3.5-MoE: biases in attention and output head, layer norms with bias."""
     layer = Layer(grouped_query(c), experts(c, ffn=c.size("intermediate_size")))
-    frame = Frame(norm="layer", norm_bias=c.flag("norm_bias", default=True), head_bias=c.flag("lm_head_bias", default=False))
+    frame = Frame(
+        norm="layer", norm_bias=c.flag("norm_bias", default=True), head_bias=c.flag("lm_head_bias", default=False)
+    )
     return assemble(c, [layer] * num_layers(c), frame)
 
 
@@ -97,7 +101,9 @@ def dbrx(c: Config) -> Model:
 def gpt_oss(c: Config) -> Model:
     """gpt-oss: biases everywhere, attention sinks, every second layer with a sliding window."""
     bias = c.flag("attention_bias", default=True)
-    attention = grouped_query(c, qkv_bias=bias, out_bias=bias, head_dim=64, sinks=c.flag("attention_sinks", default=True))
+    attention = grouped_query(
+        c, qkv_bias=bias, out_bias=bias, head_dim=64, sinks=c.flag("attention_sinks", default=True)
+    )
     moe_bias = c.flag("moe_bias", default=True)
     sparse = experts(c, ffn=c.size("intermediate_size"), bias=moe_bias, router_linear_bias=moe_bias)
     full = Layer(attention, sparse)
@@ -120,7 +126,7 @@ def ernie(c: Config) -> Model:
     attention = grouped_query(c, qkv_bias=bias or None, out_bias=bias or None)
     width = c.size("moe_intermediate_size")
     shared = width * c.size("moe_num_shared_experts", default=2, least=0)
-    sparse = experts(c, ffn=width, shared_ffn=shared, router_bias=True)
+    sparse = experts(c, ffn=width, shared_ffn=shared, router_bias=c.flag("moe_use_aux_free", default=False))
     count = num_layers(c)
     start = c.size("moe_layer_start_index", default=1, least=0)
     end = c.size("moe_layer_end_index", default=-1, least=-1)
