@@ -307,7 +307,8 @@ def mtp_params(model: Model) -> int:
 def padded_vocab(model: Model, workload: Workload, columns: Columns) -> Array:
     """Vocabulary rows that Megatron allocates: the next multiple of `vocab_divisor` * tp (shape of `columns.tp`)."""
     multiple = workload.vocab_divisor * columns.tp
-    return ceil_div(model.vocab_size, multiple) * multiple
+    padded: Array = ceil_div(model.vocab_size, multiple) * multiple
+    return padded
 
 
 def _on_rank(counts: Counts, columns: Columns) -> LayerParams:
