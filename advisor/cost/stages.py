@@ -24,7 +24,7 @@ class Stage:
 
     `layers[k]` decoder layers of kind k; `in_flight[k]` layer-microbatches of kind k whose activations are alive at
     the end of warm-up; `microbatches` the microbatches in flight on the rank's last chunk; `modules` the
-    prediction modules; `embedding` and `loss` are 0/1.
+    prediction modules; `embedding`, `loss` and `final_norm` are 0/1.
     """
 
     rank: Array
@@ -34,6 +34,7 @@ class Stage:
     loss: Array
     modules: Array
     microbatches: Array
+    final_norm: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,18 @@ class _Rank:
     embedding: int
     loss: int
     modules: int
+    final_norm: int
 
 
-def _ranks(pattern: tuple[int, ...], kinds: int, split: PipelineSplit, depth: int) -> list[_Rank]:
+@lru_cache(maxsize=4096)
+def _ranks(pattern: tuple[int, ...], kinds: int, split: PipelineSplit, depth: int) -> tuple[_Rank, ...]:
+    """All ranks of a split. The final norm sits with the loss, or behind the last decoder layer if modules are trained.
+
+    Source: megatron-core 0.16.1, transformer/transformer_block.py, has_final_layernorm_in_this_stage.
+    """
     starts = split.starts()
+    last_filled = max((chunk for chunk, count in enumerate(split.layers) if count), default=len(split.layers) - 1)
+    norm_chunk = last_filled if depth else split.pp * split.vpp - 1
     mtp_chunk = split.pp * split.vpp - 1 if split.mtp_chunk is None else split.mtp_chunk
     out = []
     for rank in range(split.pp):
@@ -62,10 +71,9 @@ def _ranks(pattern: tuple[int, ...], kinds: int, split: PipelineSplit, depth: in
         total = tuple(sum(chunk[kind] for chunk in chunks) for kind in range(kinds))
         middle = tuple(sum(chunk[kind] for chunk in chunks[1:-1]) for kind in range(kinds))
         modules = depth if mtp_chunk % split.pp == rank else 0
-        out.append(
-            _Rank(rank, total, middle, chunks[0], chunks[-1], int(rank == 0), int(rank == split.pp - 1), modules)
-        )
-    return out
+        embedding, loss, norm = int(rank == 0), int(rank == split.pp - 1), int(norm_chunk % split.pp == rank)
+        out.append(_Rank(rank, total, middle, chunks[0], chunks[-1], embedding, loss, modules, norm))
+    return tuple(out)
 
 
 def _weights(rank: _Rank, split: PipelineSplit) -> tuple[float, ...]:
@@ -117,6 +125,12 @@ def representative_stages(model: Model, columns: Columns, depth: int) -> tuple[S
     return tuple(stages)
 
 
+def stage_of_rank(model: Model, columns: Columns, depth: int, rank: int) -> Stage:
+    """Pipeline rank `rank` of every row (of a row with fewer ranks, its last), whether it can be the worst or not."""
+    per_split = [_ranks(model.pattern, len(model.kinds), split, depth) for split in columns.splits]
+    return _stage([ranks[min(rank, len(ranks) - 1)] for ranks in per_split], range(len(model.kinds)), columns)
+
+
 def _stage(ranks: Sequence[_Rank], kinds: range, columns: Columns) -> Stage:
     rank = np.array([one.rank for one in ranks], dtype=np.int64)[columns.split]
     pp, vpp, m = columns.pp, columns.vpp, columns.num_microbatches
@@ -134,7 +148,8 @@ def _stage(ranks: Sequence[_Rank], kinds: range, columns: Columns) -> Stage:
         interleaved = middle * np.minimum(pp, m) + first * np.minimum(on_first, m) + last * on_last
         layers.append(total)
         alive.append(np.where(vpp == 1, total * plain, interleaved) + ahead * total / vpp)
-    flags = np.array([(one.embedding, one.loss, one.modules) for one in ranks], dtype=np.int64)[columns.split]
+    flags = np.array([(one.embedding, one.loss, one.modules, one.final_norm) for one in ranks], dtype=np.int64)
+    flags = flags[columns.split]
     return Stage(
         rank=rank,
         layers=tuple(layers),
@@ -143,4 +158,5 @@ def _stage(ranks: Sequence[_Rank], kinds: range, columns: Columns) -> Stage:
         loss=flags[..., 1],
         modules=flags[..., 2],
         microbatches=on_last + ahead,
+        final_norm=flags[..., 3],
     )
