@@ -1,1 +1,1 @@
-"""Command line: one file per verb; only `render.py` prints."""
+"""The command line: one file per verb, `pages/` lays answers out, `render.py` alone prints."""

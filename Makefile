@@ -1,0 +1,77 @@
+# One door for people and for CI. `make help` lists the targets.
+#
+#   make plan    planner environment without torch (about a minute), then the main job
+#   make test    test environment (CPU torch, megatron-core), then everything CI checks
+#
+# A bare Debian 12 needs, once and as root:  apt-get install make git python3.11 python3.11-venv
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+MODEL ?= minimax-m2
+GPUS ?= 64
+WORKERS ?= 2
+
+PLAN_ENV := .venv-plan
+ENV := .venv
+BIN := $(ENV)/bin
+PIP := -m pip install --quiet --disable-pip-version-check
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
+NOT_USUAL := not slow and not gpu and not bench
+
+.DEFAULT_GOAL := help
+.PHONY: help plan test lint types imports test-unit test-real test-full bench docs format clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+
+$(PLAN_ENV)/.ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(PLAN_ENV)
+	$(PLAN_ENV)/bin/python $(PIP) --editable .
+	@touch $@
+
+# torch first: asked for by name and version it is the CPU build where one is offered, and megatron-core keeps it.
+$(ENV)/.ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "the test stack needs Python 3.11: make PYTHON=...")'
+	$(PYTHON) -m venv $(ENV)
+	$(BIN)/python $(PIP) torch==2.13.0 numpy
+	$(BIN)/python $(PIP) --editable '.[dev,real]'
+	@touch $@
+
+plan: $(PLAN_ENV)/.ready ## plan MODEL on GPUS (minimax-m2 on 64) without torch
+	$(PLAN_ENV)/bin/advisor plan --model $(MODEL) --gpus $(GPUS)
+
+test: lint types imports ## everything CI checks but the slow and the GPU tests
+	$(PYTEST) -n $(WORKERS) -m "$(NOT_USUAL)"
+
+test-unit: $(ENV)/.ready ## unit, property, golden and documentation tests; no torch
+	$(PYTEST) -n $(WORKERS) -m "$(NOT_USUAL) and not real"
+
+test-real: $(ENV)/.ready ## tests against the installed megatron-core
+	$(PYTEST) -n $(WORKERS) -m "real and not slow and not gpu"
+
+test-full: lint types imports ## test and the slow tests
+	$(PYTEST) -n $(WORKERS) -m "not gpu and not bench"
+
+bench: $(ENV)/.ready ## speed as ratios
+	$(PYTEST) -s -m bench
+
+lint: $(ENV)/.ready ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(ENV)/.ready ## mypy --strict on advisor/
+	$(BIN)/mypy
+
+imports: $(ENV)/.ready ## directions between the rooms (import-linter)
+	$(BIN)/lint-imports
+
+format: $(ENV)/.ready ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(ENV)/.ready ## write the generated parts: README blocks, docs/cli.md, golden files, notebook outputs
+	$(BIN)/cog -r README.md docs/*.md
+	$(PYTEST) tests/golden tests/test_notebooks.py --update-golden
+
+clean: ## remove environments, caches and builds
+	rm -rf $(PLAN_ENV) $(ENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,55 @@
+"""Commands that a page suggests, spelled so that they can be pasted."""
+
+from __future__ import annotations
+
+import shlex
+
+from advisor.search.dials import knob_words
+from advisor.search.request import Request
+from advisor.spec.layout import Knobs
+from advisor.spec.plan import Candidate
+
+LAYOUT_FLAGS = ("tp", "pp", "vpp", "cp", "ep", "etp", "mbs")
+NOT_OF_A_LAYOUT = {"model", "gpus", "gbs", "objective", "top", "fix", "allow", "target_tokens_per_s"}
+
+
+def one_layout(verb: str, request: Request, candidate: Candidate) -> str:
+    """`advisor estimate` or `advisor why` for one candidate of a request."""
+    layout, usual = candidate.layout, knob_words(Knobs())
+    words = [*_job(verb, request), "--gbs", str(layout.gbs)]
+    for name in LAYOUT_FLAGS:
+        if getattr(layout, name) > 1 or name in {"tp", "pp"}:
+            words += [f"--{name}", str(getattr(layout, name))]
+    if not layout.sp and layout.tp > 1:
+        words.append("--no-sp")
+    for name, value in knob_words(candidate.knobs).items():
+        flag = f"--{name.replace('_', '-')}"
+        if value == usual[name]:
+            continue
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            words += [flag, ",".join(value) if isinstance(value, list) else str(value)]
+    return shlex.join(words)
+
+
+def fewest_gpus(request: Request) -> str:
+    """`advisor plan --gpus auto` for the same job."""
+    words = _job("plan", request)
+    words[words.index("--gpus") + 1] = "auto"
+    return shlex.join(words)
+
+
+def _job(verb: str, request: Request) -> list[str]:
+    """Model, GPUs and every setting that somebody gave."""
+    settings = request.settings
+    words = ["advisor", verb, "--model", str(settings["model"].value), "--gpus", str(request.cluster.gpus)]
+    for name, setting in settings.items():
+        if name in NOT_OF_A_LAYOUT or setting.origin != "flag":
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if str(setting.value) in {"True", "False"}:
+            words.append(flag if str(setting.value) == "True" else flag.replace("--", "--no-", 1))
+        else:
+            words += [flag, str(setting.value)]
+    return words

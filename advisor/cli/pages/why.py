@@ -1,0 +1,66 @@
+"""The page of an explanation: reasons with numbers, the nearest layout that fits, and which dial to turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from advisor.cli.document import Block, Column, Document, Line, Table
+from advisor.cli.figures import NONE, count, figure, gain
+from advisor.cli.pages import command_lines
+from advisor.cli.pages.estimate import verdict_line
+from advisor.cli.pages.parts import candidate_table, request_facts
+from advisor.report.answers import Explanation
+from advisor.spec.plan import Candidate, Dial, Reason
+from advisor.units import gib
+
+
+def why_document(found: Explanation, verbose: bool) -> Document:
+    """An explanation for people, and its record for machines."""
+    record = found.to_dict()
+    return Document(tuple(_blocks(found, verbose)), record, record["reasons"], _hints(found))
+
+
+def _blocks(found: Explanation, verbose: bool) -> Iterator[Block]:
+    request = found.request
+    yield Line(f"why: {request.model.name} on {count(request.cluster.gpus)} x {request.cluster.gpu.name}", "heading")
+    yield verdict_line(found.estimate)
+    if verbose:
+        yield request_facts(request)
+    if found.reasons:
+        columns = (
+            Column("of", "name"), Column("name", "name"), Column("reason", "text"), Column("here"), Column("compared"),
+            Column("fix", "text"),
+        )  # fmt: skip
+        yield Table("reasons, weightiest first", columns, tuple(_reason(one) for one in found.reasons))
+    rows: list[tuple[str, Candidate]] = []
+    for mark, candidate in (("asked", found.estimate.candidate), ("nearest", found.nearest), ("best", found.best)):
+        if candidate is not None:
+            rows.append((mark, candidate))
+    if rows:
+        yield candidate_table("compared", rows)
+    if found.nearest is not None and found.changes:
+        yield Line(f"nearest that fits: {', '.join(found.changes)}")
+    if found.dials:
+        columns = (
+            Column("turn", "name"), Column("from", "text"), Column("to", "text"), Column("then", "name"),
+            Column("tokens/s/GPU"), Column("frees GiB"),
+        )  # fmt: skip
+        yield Table("one change at a time, best first", columns, tuple(_dial(one) for one in found.dials))
+
+
+def _reason(one: Reason) -> tuple[str, ...]:
+    scale, unit = (gib(1.0), " GiB") if one.unit == "bytes" else (1.0, f" {one.unit}" if one.unit else "")
+    numbers = [NONE if value is None else f"{figure(value * scale)}{unit}" for value in (one.value, one.reference)]
+    return (one.of, one.name, one.message, *numbers, one.fix)
+
+
+def _dial(one: Dial) -> tuple[str, ...]:
+    freed = NONE if one.freed_bytes is None else figure(gib(one.freed_bytes))
+    return (one.name, one.before, one.after, one.verdict, gain(one.gain), freed)
+
+
+def _hints(found: Explanation) -> tuple[str, ...]:
+    target = found.nearest or found.best
+    if target is None:
+        return (f"next: {command_lines.fewest_gpus(found.request)}",)
+    return (f"next: {command_lines.one_layout('estimate', found.request, target)}",)
