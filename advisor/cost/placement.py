@@ -1,0 +1,130 @@
+"""Where communication groups lie: how many NVLink domains and nodes each spans, by alignment and not by size.
+
+Megatron numbers ranks by a mixed radix, leftmost dimension of the rank order fastest (megatron_core 0.16.1
+core/parallel_state.py, RankGenerator). With the default tp-cp-ep-dp-pp
+    attention rank = i_t + t * (i_c + c * (i_D + D * i_p))
+    expert rank    = i_te + te * (i_e + e * (i_De + De * i_p))
+so every group is an arithmetic progression `low + stride * (size * high + j)`, j = 0 .. size - 1, with low < stride.
+Ranks fill the used GPUs of one NVLink domain after the other, so rank r lies in domain r // used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from advisor.spec.hardware import Cluster
+from advisor.spec.layout import Array, Columns
+from advisor.spec.load.system import ranks_per_node
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """One kind of group for every row; the worst of its groups counts.
+
+    `ranks` members, `stride` between neighbours, `domains` and `nodes` the most that a group touches, `inside` the
+    fewest members that a touched domain holds (= ranks where the group never leaves a domain): these members share
+    their network cards for all traffic to the others.
+    """
+
+    ranks: Array
+    stride: Array
+    inside: Array
+    domains: Array
+    nodes: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Spans of all groups of a table. `pp` is a pipeline; `dp_cp` shards dense, `edp` expert optimizer state."""
+
+    tp: Span
+    cp: Span
+    tp_cp: Span
+    dp: Span
+    dp_cp: Span
+    pp: Span
+    etp: Span
+    ep: Span
+    etp_ep: Span
+    edp: Span
+
+
+def domain_ranks(cluster: Cluster) -> int:
+    """Ranks in one fast domain: the used GPUs of an NVLink domain, or of a node where GPUs have no NVLink."""
+    if cluster.system.nvlink_domain > 1:
+        return cluster.used_per_domain
+    return ranks_per_node(cluster.system, cluster.used_per_domain)
+
+
+def spans(cluster: Cluster, columns: Columns) -> Spans:
+    """Spans of all groups; arrays have the broadcast shape of the layout columns they depend on.
+
+    In the order tp-cp-ep-pp-dp the group dp x cp is no progression; its span is the product of both, exact where
+    domains and extents divide each other and an upper bound on domains elsewhere.
+    """
+    tp, cp, pp, dp = columns.tp, columns.cp, columns.pp, columns.dp
+    etp, ep, edp = columns.etp, columns.ep, columns.edp
+    one = np.ones_like(tp)
+    dense, expert = tp * cp, etp * ep
+    pp_last = cluster.rank_order == "tp-cp-ep-dp-pp"
+    dp_stride, edp_stride = (dense, expert) if pp_last else (dense * pp, expert * pp)
+    cp_span, dp_span = span(cluster, tp, cp), span(cluster, dp_stride, dp)
+    return Spans(
+        tp=span(cluster, one, tp),
+        cp=cp_span,
+        tp_cp=span(cluster, one, dense),
+        dp=dp_span,
+        dp_cp=span(cluster, tp, cp * dp) if pp_last else _product(cp_span, dp_span),
+        pp=span(cluster, dense * dp if pp_last else dense, pp),
+        etp=span(cluster, one, etp),
+        ep=span(cluster, etp, ep),
+        etp_ep=span(cluster, one, expert),
+        edp=span(cluster, edp_stride, edp),
+    )
+
+
+def span(cluster: Cluster, stride: Array, size: Array) -> Span:
+    """Span of the groups `low + stride * (size * high + j)`; `stride` and `size` broadcast."""
+    stride, size = np.broadcast_arrays(stride, size)
+    key, inverse = np.unique(stride.astype(np.int64) * 2**32 + size, return_inverse=True)
+    step, ranks = key >> 32, key & (2**32 - 1)
+    domains, inside = _worst(step, ranks, domain_ranks(cluster), cluster.gpus)
+    nodes, _ = _worst(step, ranks, ranks_per_node(cluster.system, cluster.used_per_domain), cluster.gpus)
+    inverse = inverse.reshape(stride.shape)
+    return Span(size, stride, inside[inverse], domains[inverse], nodes[inverse])
+
+
+def _worst(stride: Array, size: Array, block: int, gpus: int) -> tuple[Array, Array]:
+    """Most blocks of `block` consecutive ranks that a group touches, and its fewest members in one of them.
+
+    A group starts at residue x = low + (stride * size * high) mod block. The residues of its multiples of the extent
+    repeat after block / gcd(extent, block) groups; the worst `low` of each is the largest that stays below the block
+    end. With stride >= block all members lie apart.
+    """
+    extent = stride * size
+    groups = np.maximum(gpus // extent, 1)
+    period = np.minimum(groups, block // np.gcd(extent, block))
+    high = np.arange(period.max(), dtype=np.int64)
+    start = extent[:, None] * np.minimum(high, period[:, None] - 1) % block
+    step, members, length = stride[:, None], size[:, None], (extent - stride)[:, None]
+    latest = np.minimum(start + step - 1, block - 1)
+    touched = (latest + length) // block + 1
+    first = -((latest - block) // step)
+    rest = (start + length) % block
+    final = np.where(rest + step > block, 1, rest // step + 1)
+    least = np.minimum(np.minimum(first, final), np.where(touched > 2, np.maximum(block // step, 1), members))
+    least = np.where(touched > 1, np.minimum(least, members), members)
+    apart = stride >= block
+    return np.where(apart, size, touched.max(axis=1)), np.where(apart, 1, least.min(axis=1))
+
+
+def _product(inner: Span, outer: Span) -> Span:
+    return Span(
+        ranks=inner.ranks * outer.ranks,
+        stride=inner.stride,
+        inside=inner.inside * outer.inside,
+        domains=inner.domains * outer.domains,
+        nodes=inner.nodes * outer.nodes,
+    )
