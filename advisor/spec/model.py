@@ -153,10 +153,14 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class MultiTokenPrediction:
-    """`depth` extra modules: each the `layers` (indices into `Model.kinds`), a 2h x h projection and 3 norms."""
+    """`depth` extra modules: each the `layers` (indices into `Model.kinds`), a 2h x h projection and 3 norms.
+
+    `repeated` applies one module `depth` times: its weights count once, its activations and work `depth` times.
+    """
 
     depth: int
     layers: tuple[int, ...]
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

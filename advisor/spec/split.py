@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+from advisor.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +36,64 @@ class PipelineSplit:
             out.append(at)
             at += count
         return tuple(out)
+
+
+_UNITS = {"E": "embedding", "t": "decoder layer", "m": "prediction module", "L": "loss"}
+_LONGEST_LAYOUT = 100_000
+
+
+def _unroll(text: str) -> str:
+    """Layout text with every `x*n` and `(..)*n` written out, as Megatron unrolls it: groups first, then symbols."""
+    for pattern in (r"\(([^()]*)\)\*(\d{1,6})", r"([EtmL|])\*(\d{1,6})"):
+        found = re.search(pattern, text)
+        while found is not None:
+            times = int(found[2])
+            if times * len(found[1]) + len(text) > _LONGEST_LAYOUT:
+                raise InputError(f"pipeline layout repeats {times} times: longer than {_LONGEST_LAYOUT} symbols")
+            text = text[: found.start()] + found[1] * times + text[found.end() :]
+            found = re.search(pattern, text)
+    return text
+
+
+def parse_layout_string(text: str, pp: int, num_layers: int, mtp_depth: int | None = None) -> PipelineSplit:
+    """Megatron's pipeline layout string (`Et*3|(tt|)*29,m|L`) as a split over `pp` ranks.
+
+    `E` is the embedding, `t` a decoder layer, `m` a prediction module, `L` the loss, `|` separates the stages. An
+    InputError lists everything that Megatron would refuse; `mtp_depth` None leaves the number of modules unchecked.
+    Source: ML:megatron/core/transformer/pipeline_parallel_layer_layout.py@d98e8a64.
+    """
+    flat = _unroll(re.sub(r"[,\s]", "", text))
+    strange = sorted(set(flat) - set("EtmL|"))
+    if strange:
+        raise InputError(
+            f"pipeline layout {text!r}: symbol {strange[0]!r} is none of E, t, m, L, |, *n and (..)*n",
+            hint="for example 'Et*3|(tt|)*29m|L'",
+        )
+    stages = flat.split("|")
+    order = flat.replace("|", "")
+    problems = []
+    if len(stages) % pp:
+        problems.append(f"{len(stages)} stages do not divide over pp {pp}")
+    for symbol in "EL":
+        if order.count(symbol) != 1:
+            problems.append(f"{order.count(symbol)} x {symbol} ({_UNITS[symbol]}), exactly 1 is needed")
+    if not (order.startswith("E") and order.endswith("L")):
+        problems.append("the first symbol must be E and the last one L")
+    if order.count("t") != num_layers:
+        problems.append(f"{order.count('t')} decoder layers, the model has {num_layers}")
+    if mtp_depth is not None and order.count("m") != mtp_depth:
+        problems.append(f"{order.count('m')} prediction modules, the run trains {mtp_depth}")
+    holders = [chunk for chunk, stage in enumerate(stages) if "m" in stage]
+    if len(holders) > 1 or "t" in order.partition("m")[2]:
+        problems.append("all m must be in one stage and after the last t")
+    if holders and holders[-1] < len(stages) - pp:
+        problems.append("m must be in the last virtual stage of its rank")
+    if problems:
+        raise InputError(f"pipeline layout {text!r}: " + "; ".join(problems))
+    return PipelineSplit(
+        pp=pp,
+        vpp=len(stages) // pp,
+        layers=tuple(stage.count("t") for stage in stages),
+        form="layout",
+        mtp_chunk=holders[0] if holders else None,
+    )
