@@ -5,19 +5,23 @@ Transformer Engine while it constructs modules; `fake_world()` opens process gro
 
 What is patched, and why it does not change parameter counts:
 
-- `torch.cuda.current_device()` answers "meta": tensors get a shape and no memory.
+- `torch.cuda.current_device()` answers "meta": tensors get a shape and no memory. `Tensor.cuda()` changes nothing and
+  streams are nothing.
 - `WrappedTorchNorm` refuses sequence parallelism; it is replaced by the same torch norms without the refusal.
-- `DotProductAttention` does not take the `k_channels` and `v_channels` of latent attention; they are swallowed.
+- `DotProductAttention` does not take the `k_channels` and `v_channels` of latent attention, and refuses context
+  parallelism; the first are swallowed, the second is hidden from it (it has no weights that depend on either).
 - `multi_latent_attention.HAVE_TE` is true although Transformer Engine is absent, and breaks an isinstance check.
 - The random-state tracker needs CUDA; modules are built without initialisation instead, so it is never entered.
 
 `DuplicatedLinear` stands for Transformer Engine's linear with parallel_mode "duplicated": GPU jobs use it for the
-down-projections of latent attention, while the local layer specification splits them over tensor parallelism.
+down-projections of latent attention, while the local layer specification splits them over tensor parallelism. It is
+registered as `TELinear`, so that megatron-core itself asks it for parallel_mode "duplicated".
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import warnings
 from collections.abc import Iterator
@@ -38,7 +42,9 @@ class DuplicatedLinear(torch.nn.Module):
 def prepare() -> None:
     """Patch megatron-core for this process (once)."""
     warnings.filterwarnings("ignore", module="megatron")
-    torch.cuda.current_device = lambda: "meta"  # type: ignore[assignment,return-value]
+    torch.cuda.current_device = lambda: "meta"
+    torch.cuda.Stream = lambda *_, **__: None
+    torch.Tensor.cuda = lambda self, *_, **__: self
 
     from megatron.core.transformer import dot_product_attention, multi_latent_attention, torch_norm
 
@@ -48,13 +54,16 @@ def prepare() -> None:
 
     torch_norm.WrappedTorchNorm.__new__ = norm
     multi_latent_attention.HAVE_TE = False
+    multi_latent_attention.TELinear = DuplicatedLinear
 
     build = dot_product_attention.DotProductAttention.__init__
 
-    def without_channels(self: Any, *args: Any, k_channels: int = 0, v_channels: int = 0, **more: Any) -> None:
-        build(self, *args, **more)
+    def lenient(self: Any, config: Any, *args: Any, k_channels: int = 0, v_channels: int = 0, **more: Any) -> None:
+        config = copy.copy(config)
+        config.context_parallel_size = 1
+        build(self, config, *args, **more)
 
-    dot_product_attention.DotProductAttention.__init__ = without_channels
+    dot_product_attention.DotProductAttention.__init__ = lenient
 
 
 @contextlib.contextmanager
