@@ -1,0 +1,133 @@
+"""Bytes of memory-bound work of a layer: norms, residuals, rotary embedding, activation, routing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from advisor.cost.flops import rank_tokens, routed_rows
+from advisor.spec.layout import Array, Columns, Dispatcher
+from advisor.spec.model import (
+    CompressedAttention,
+    DeltaNet,
+    DenseMlp,
+    ExpertMlp,
+    GroupedQueryAttention,
+    LatentAttention,
+    Layer,
+    Mamba,
+    Model,
+)
+from advisor.spec.workload import Workload
+
+BF16_BYTES = 2.0
+ZERO = np.zeros(())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """Seconds or bytes of the forward and of the backward pass; arrays that broadcast with the columns."""
+
+    forward: Array
+    backward: Array
+
+    def __add__(self, other: Pass) -> Pass:
+        return Pass(self.forward + other.forward, self.backward + other.backward)
+
+    @property
+    def both(self) -> Array:
+        """Forward and backward together."""
+        out: Array = self.forward + self.backward
+        return out
+
+
+NOTHING = Pass(ZERO, ZERO)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Elementwise:
+    """Bytes of memory-bound work of a layer per microbatch on a rank."""
+
+    norms: Pass
+    mixer: Pass
+    activation: Pass
+    routing: Pass
+
+
+def _norms(layer: Layer, model: Model, workload: Workload, columns: Columns) -> Pass:
+    """A norm reads and writes its input, the residual add reads two and writes one; the backward does as much again.
+
+    Without a fused norm the intermediate fp32 copies are written and read.
+    """
+    _, outside = rank_tokens(workload, columns)
+    width = BF16_BYTES * model.hidden * outside * model.hyper_connections
+    norm = 2.0 if workload.norm_impl == "fused" else 10.0
+    blocks = layer.norms
+    return Pass(blocks * (norm + 3) * width, blocks * (norm + 4) * width)
+
+
+def _mixer_bytes(layer: Layer, workload: Workload, columns: Columns) -> Pass:
+    """Rotary embedding and head norms over queries and keys; convolution, gate and norm of a recurrence."""
+    inside, _ = rank_tokens(workload, columns)
+    mixer = layer.mixer
+    local = BF16_BYTES * inside / columns.tp
+    if isinstance(mixer, GroupedQueryAttention):
+        width = mixer.heads * mixer.head_dim + mixer.kv_heads * mixer.head_dim
+        passes = 2.0 if mixer.qk_norm == "none" else 4.0
+        return Pass(passes * width * local, 1.25 * passes * width * local)
+    if isinstance(mixer, LatentAttention):
+        heads = mixer.heads * (2 * (mixer.qk_nope_dim + mixer.qk_rope_dim) + mixer.v_head_dim)
+        return Pass(2.0 * heads * local, 2.5 * heads * local)
+    if isinstance(mixer, CompressedAttention):
+        return Pass(4.0 * mixer.heads * mixer.head_dim * local, 5.0 * mixer.heads * mixer.head_dim * local)
+    if isinstance(mixer, Mamba):
+        inner = mixer.heads * mixer.head_dim
+        width = 4.0 * inner + 4.0 * mixer.groups * mixer.state
+        return Pass(2 * width * local, 3 * width * local)
+    if isinstance(mixer, DeltaNet):
+        width = 4.0 * mixer.key_heads * mixer.key_dim + 4.0 * mixer.value_heads * mixer.value_dim
+        return Pass(2 * width * local, 3 * width * local)
+    return NOTHING
+
+
+def _activation_bytes(layer: Layer, workload: Workload, columns: Columns) -> Pass:
+    """Gated units read two and write one; backward reads three and writes two (one of each without a gate)."""
+    inside, _ = rank_tokens(workload, columns)
+    mlp = layer.mlp
+    if mlp is None:
+        return NOTHING
+    forward, backward = (3.0, 5.0) if mlp.gated else (2.0, 3.0)
+    if isinstance(mlp, DenseMlp):
+        width = BF16_BYTES * mlp.ffn * inside / columns.tp
+    else:
+        width = BF16_BYTES * mlp.ffn / columns.etp * routed_rows(mlp, workload, columns)
+        width = width + BF16_BYTES * mlp.shared_ffn * inside / columns.tp
+    return Pass(forward * width, backward * width)
+
+
+def _routing_bytes(layer: Layer, model: Model, workload: Workload, columns: Columns) -> Pass:
+    """Permute and unpermute: one read, topk copies written, and back; router scores in fp32.
+
+    The all-to-all dispatcher sorts by expert once more on the receiving side.
+    """
+    if not isinstance(layer.mlp, ExpertMlp):
+        return NOTHING
+    _, outside = rank_tokens(workload, columns)
+    own = workload.seq_len * columns.mbs / (columns.cp * columns.tp)
+    width = BF16_BYTES * (layer.mlp.latent or model.hidden)
+    copies = 2 * (layer.mlp.topk + 1) * own * width
+    received = routed_rows(layer.mlp, workload, columns) * width
+    resort = np.where(columns.dispatcher <= Dispatcher.alltoall, 4.0, 2.0) * received * (columns.ep > 1)
+    scores = 13.0 * layer.mlp.experts * outside
+    return Pass(copies + resort + scores, copies + resort + scores)
+
+
+def elementwise(layer: Layer, model: Model, workload: Workload, columns: Columns) -> Elementwise:
+    """Bytes of memory-bound work by what does it."""
+    return Elementwise(
+        _norms(layer, model, workload, columns),
+        _mixer_bytes(layer, workload, columns),
+        _activation_bytes(layer, workload, columns),
+        _routing_bytes(layer, model, workload, columns),
+    )

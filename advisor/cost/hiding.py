@@ -1,0 +1,249 @@
+"""Which traffic shows in a step and which hides behind compute, per parallelism.
+
+Each function gives the serial seconds of its transfers and the share of them that shows. Volumes: the traffic section
+of the design notes on Megatron-Core (ML:megatron/core/tensor_parallel/layers.py:666-712, .../moe/token_dispatcher.py,
+TE:.../attention/dot_product_attention/context_parallel.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from advisor.cost import comm
+from advisor.cost.elementwise import BF16_BYTES, ZERO
+from advisor.cost.flops import rank_tokens
+from advisor.cost.kernels import LayerKernels
+from advisor.cost.params import LayerParams, StageParams, layer_params
+from advisor.cost.setting import Setting
+from advisor.spec.layout import Array, CpComm, Fsdp
+from advisor.spec.model import DeltaNet, DenseMlp, ExpertMlp, GroupedQueryAttention, LatentAttention, Layer, Mamba
+
+PARALLELISMS = ("tp", "cp", "pp", "dp", "ep")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """Serial seconds of transfers in the forward and the backward pass, and the seconds of both that show."""
+
+    forward: Array
+    backward: Array
+    exposed: Array
+
+    @property
+    def hidden(self) -> Array:
+        """Seconds that run beside compute."""
+        out: Array = self.forward + self.backward - self.exposed
+        return out
+
+    @property
+    def forward_exposed(self) -> Array:
+        """Share of the exposed seconds that belongs to the forward pass: what recompute of the layer repeats."""
+        both = self.forward + self.backward
+        out: Array = self.exposed * self.forward / np.maximum(both, 1e-30)
+        return out
+
+
+def _shares(share: Array | float, forward: Array, backward: Array) -> Exchange:
+    return Exchange(forward, backward, np.minimum(share, 1.0) * (forward + backward))
+
+
+def _tp_share(setting: Setting) -> Array:
+    value = setting.profile.value
+    return np.where(setting.columns.tp_overlap, value("tp_exposed_overlap"), value("tp_exposed"))
+
+
+def _region(setting: Setting, width_in: float, width_out: float) -> tuple[Array, Array]:
+    """Seconds of one tensor-parallel region, forward and backward.
+
+    With SP: gather the input and scatter the output; backward one scatter and two gathers (the input is gathered again
+    for the weight gradient). Without SP: one all-reduce each way.
+    """
+    inside, _ = rank_tokens(setting.workload, setting.columns)
+    into, out = BF16_BYTES * inside * width_in, BF16_BYTES * inside * width_out
+    span, sp = setting.spans.tp, setting.columns.sp
+    gather_in = comm.all_gather(setting.profile, setting.cluster, into, span)
+    gather_out = comm.all_gather(setting.profile, setting.cluster, out, span)
+    scatter_in = comm.reduce_scatter(setting.profile, setting.cluster, into, span)
+    scatter_out = comm.reduce_scatter(setting.profile, setting.cluster, out, span)
+    reduce_in = comm.all_reduce(setting.profile, setting.cluster, into, span)
+    reduce_out = comm.all_reduce(setting.profile, setting.cluster, out, span)
+    forward = np.where(sp, gather_in + scatter_out, reduce_out)
+    backward = np.where(sp, scatter_in + gather_out + gather_in, reduce_in)
+    return forward, backward
+
+
+def tp_exchange(layer: Layer, setting: Setting) -> Exchange:
+    """Tensor-parallel traffic of a layer: one region for the mixer, one for the dense or shared feed-forward part."""
+    hidden = float(setting.model.hidden)
+    forward, backward = ZERO, ZERO
+    mixer = layer.mixer
+    if mixer is not None:
+        width = hidden
+        if isinstance(mixer, LatentAttention):
+            width = float((mixer.q_rank or hidden) + mixer.kv_rank + mixer.qk_rope_dim)
+        forward, backward = _region(setting, width, hidden)
+    mlp = layer.mlp
+    if isinstance(mlp, DenseMlp) or (isinstance(mlp, ExpertMlp) and mlp.shared_ffn):
+        more = _region(setting, hidden, hidden)
+        forward, backward = forward + more[0], backward + more[1]
+    return _shares(_tp_share(setting), forward, backward)
+
+
+def cp_exchange(layer: Layer, setting: Setting, kernels: LayerKernels) -> Exchange:
+    """Context-parallel traffic of a mixer: ring of keys and values, blocking gather, or all-to-all of heads."""
+    mixer, columns, profile, cluster = layer.mixer, setting.columns, setting.profile, setting.cluster
+    if mixer is None:
+        return Exchange(ZERO, ZERO, ZERO)
+    inside, _ = rank_tokens(setting.workload, columns)
+    queries, keys = _cp_widths(layer, setting)
+    kv = BF16_BYTES * inside * keys / columns.tp
+    span = setting.spans.cp
+    hop = comm.send_recv(profile, cluster, kv, span)
+    ring = (columns.cp - 1) * hop
+    gather = comm.all_gather(profile, cluster, kv * columns.cp, span)
+    scatter = comm.reduce_scatter(profile, cluster, kv * columns.cp, span)
+    heads = BF16_BYTES * inside * (2 * queries + keys) / columns.tp
+    swap = comm.all_to_all(profile, cluster, heads, span)
+    swaps = (columns.cp_comm == CpComm.a2a) | isinstance(mixer, Mamba | DeltaNet)
+    forward = np.where(swaps, swap, np.where(columns.cp_comm == CpComm.all_gather, gather, ring))
+    backward = np.where(swaps, swap, np.where(columns.cp_comm == CpComm.all_gather, gather + scatter, 2 * ring))
+    forward = np.where(columns.cp > 1, forward, 0.0)
+    backward = np.where(columns.cp > 1, backward, 0.0)
+    both = forward + backward
+    blocking = swaps | (columns.cp_comm == CpComm.all_gather)
+    under_chunks = np.maximum(profile.value("cp_exposed") * both, both - kernels.attention.both)
+    exposed = np.where(blocking, profile.value("cp_exposed_blocking") * both, under_chunks)
+    return Exchange(forward, backward, exposed)
+
+
+def _cp_widths(layer: Layer, setting: Setting) -> tuple[float, float]:
+    """Elements per token that leave a rank: queries (or outputs), and keys with values."""
+    mixer = layer.mixer
+    if isinstance(mixer, GroupedQueryAttention):
+        return float(mixer.heads * mixer.head_dim), float(mixer.kv_heads * (mixer.head_dim + mixer.v_head_dim))
+    if isinstance(mixer, LatentAttention):
+        per_head = mixer.qk_nope_dim + mixer.qk_rope_dim
+        return float(mixer.heads * per_head), float(mixer.heads * (per_head + mixer.v_head_dim))
+    if isinstance(mixer, Mamba):
+        return float(mixer.heads * mixer.head_dim), float(2 * mixer.groups * mixer.state)
+    if isinstance(mixer, DeltaNet):
+        return float(mixer.value_heads * mixer.value_dim), float(2 * mixer.key_heads * mixer.key_dim)
+    return float(setting.model.hidden), float(setting.model.hidden)
+
+
+def ep_exchange(layer: Layer, setting: Setting, kernels: LayerKernels) -> Exchange:
+    """Dispatch and combine of an expert layer, twice each; expert TP gathers and scatters the copies as well.
+
+    Overlap of neighbouring microbatches hides all but a share, at most as long as the layer computes; overlap with the
+    shared expert hides as much as that takes.
+    """
+    if not isinstance(layer.mlp, ExpertMlp):
+        return Exchange(ZERO, ZERO, ZERO)
+    columns, profile, cluster = setting.columns, setting.profile, setting.cluster
+    one = comm.expert_exchange(profile, cluster, setting.model, setting.workload, columns, layer.mlp, setting.spans)
+    copies = BF16_BYTES * _routed_bytes(layer.mlp, setting)
+    gather = comm.all_gather(profile, cluster, copies, setting.spans.etp)
+    scatter = comm.reduce_scatter(profile, cluster, copies, setting.spans.etp)
+    forward = 2 * one + gather + scatter
+    both = 2 * forward
+    across = setting.spans.ep.domains > 1
+    share = np.where(across, profile.value("ep_exposed_overlap_network"), profile.value("ep_exposed_overlap"))
+    computes = kernels.forward + kernels.backward
+    overlapped = np.maximum(share * both, both - computes)
+    shared = profile.value("ep_shared_expert_hidden") * kernels.shared.both
+    beside_shared = np.maximum(both - shared, 0.0)
+    plain = profile.value("ep_exposed") * np.where(columns.shared_expert_overlap, beside_shared, both)
+    return Exchange(forward, forward, np.where(columns.ep_overlap, overlapped, plain))
+
+
+def _routed_bytes(mlp: ExpertMlp, setting: Setting) -> Array:
+    """Elements of all token copies that the ranks of an expert-TP group hold together."""
+    own = setting.workload.seq_len * setting.columns.mbs / (setting.columns.cp * setting.columns.tp)
+    width = float(mlp.latent or setting.model.hidden)
+    out: Array = own * mlp.topk * width * setting.columns.etp
+    return out
+
+
+def fsdp_exchange(layer: LayerParams, setting: Setting) -> Exchange:
+    """Parameter gathers before forward and backward and the gradient scatter of every microbatch (ZeRO-3).
+
+    ZeRO-2 scatters gradients in every microbatch and gathers once per step; see `step_tail` for ZeRO-1.
+    """
+    columns, profile, cluster = setting.columns, setting.profile, setting.cluster
+    element = setting.workload.precision.gather_bytes
+    gather = comm.all_gather(profile, cluster, element * layer.dense, setting.spans.dp_cp)
+    gather = gather + comm.all_gather(profile, cluster, element * layer.expert, setting.spans.edp)
+    scatter = comm.reduce_scatter(profile, cluster, columns.grad_bytes * layer.dense, setting.spans.dp_cp)
+    scatter = scatter + comm.reduce_scatter(profile, cluster, columns.grad_bytes * layer.expert, setting.spans.edp)
+    whole = columns.fsdp == Fsdp.optim_grads_params
+    forward = np.where(whole, gather, 0.0)
+    backward = np.where(whole, gather + scatter, np.where(columns.fsdp == Fsdp.optim_grads, scatter, 0.0))
+    return _shares(profile.value("fsdp_exposed"), forward, backward)
+
+
+def layer_traffic(layer: Layer, setting: Setting, kernels: LayerKernels) -> dict[str, Exchange]:
+    """Traffic of one microbatch of a layer on a rank, by parallelism."""
+    return {
+        "tp": tp_exchange(layer, setting),
+        "cp": cp_exchange(layer, setting, kernels),
+        "ep": ep_exchange(layer, setting, kernels),
+        "dp": fsdp_exchange(layer_params(layer, setting.model, setting.columns), setting),
+    }
+
+
+def head_traffic(setting: Setting) -> dict[str, Exchange]:
+    """Tensor-parallel traffic of logits and loss: gather of the hidden state, its gradient, and the softmax sums."""
+    inside, _ = rank_tokens(setting.workload, setting.columns)
+    n_bytes = BF16_BYTES * inside * setting.model.hidden
+    span = setting.spans.tp
+    gather = comm.all_gather(setting.profile, setting.cluster, n_bytes, span)
+    scatter = comm.reduce_scatter(setting.profile, setting.cluster, n_bytes, span)
+    sums = comm.all_reduce(setting.profile, setting.cluster, 4.0 * inside, span)
+    forward = gather * setting.columns.sp + 2 * sums
+    return {"tp": _shares(1.0, forward, gather * setting.columns.sp + scatter)}
+
+
+def p2p_s(setting: Setting) -> Array:
+    """Seconds of one message between neighbouring pipeline chunks."""
+    _, outside = rank_tokens(setting.workload, setting.columns)
+    n_bytes = BF16_BYTES * outside * setting.model.hidden
+    return comm.send_recv(setting.profile, setting.cluster, n_bytes, setting.spans.pp)
+
+
+def step_tail(held: StageParams, setting: Setting) -> Exchange:
+    """Once per step: gradient scatter and parameter gather of what a pipeline rank holds (forward = gather).
+
+    Without a distributed optimizer gradients are all-reduced. Without overlap all of it shows, and it starts late.
+    """
+    columns, profile, cluster = setting.columns, setting.profile, setting.cluster
+    element = setting.workload.precision.gather_bytes
+    gather = comm.all_gather(profile, cluster, element * held.dense, setting.spans.dp_cp)
+    gather = gather + comm.all_gather(profile, cluster, element * held.expert, setting.spans.edp)
+    scatter = comm.reduce_scatter(profile, cluster, columns.grad_bytes * held.dense, setting.spans.dp_cp)
+    scatter = scatter + comm.reduce_scatter(profile, cluster, columns.grad_bytes * held.expert, setting.spans.edp)
+    reduce = comm.all_reduce(profile, cluster, columns.grad_bytes * held.dense, setting.spans.dp_cp)
+    reduce = reduce + comm.all_reduce(profile, cluster, columns.grad_bytes * held.expert, setting.spans.edp)
+    streamed = columns.fsdp == Fsdp.optim_grads_params
+    forward = np.where(columns.distributed_optimizer & ~streamed, gather, 0.0)
+    scattered = np.where(columns.distributed_optimizer, scatter, reduce)
+    backward = np.where(columns.fsdp >= Fsdp.optim_grads, 0.0, scattered)
+    share = profile.value("dp_exposed")
+    late = share * profile.value("dp_no_overlap_factor")
+    exposed = np.where(columns.overlap_param_gather, share, late) * forward
+    exposed = exposed + np.where(columns.overlap_grad_reduce, share, late) * backward
+    return Exchange(forward, backward, exposed)
+
+
+def optimizer_s(held: StageParams, setting: Setting) -> Array:
+    """Seconds of the optimizer step over the local shard: bytes over the memory rate, host memory where offloaded."""
+    columns, profile = setting.columns, setting.profile
+    sharded = columns.distributed_optimizer
+    dense = held.dense / np.where(sharded, columns.dp * columns.cp / columns.optimizer_instances, 1)
+    expert = held.expert / np.where(sharded, columns.edp, 1)
+    moved = profile.value("optimizer_bytes_per_param") * (dense + expert)
+    link = setting.cluster.gpu.pcie_uni_gbs * 1e9
+    offloaded = columns.optimizer_offload
+    out: Array = moved * ((1 - offloaded) / profile.memory_Bps + offloaded / link)
+    return out

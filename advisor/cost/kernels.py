@@ -1,0 +1,252 @@
+"""Seconds of the kernels of one layer for one microbatch on one rank, forward and backward.
+
+Every kernel is timed by the sustained rate of its kind plus the bytes it moves, so that a matrix cut thin by tensor
+parallelism is slower per FLOP without a table of shapes: rates of isolated shapes do not carry over to training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from advisor.cost.elementwise import BF16_BYTES, NOTHING, ZERO, Elementwise, Pass, elementwise
+from advisor.cost.flops import LocalGemm, layer_work, local_gemms, rank_tokens
+from advisor.cost.profile import Profile
+from advisor.spec.layout import Array, Columns, CudaGraph
+from advisor.spec.model import (
+    CompressedAttention,
+    DeltaNet,
+    DenseMlp,
+    ExpertMlp,
+    GroupedQueryAttention,
+    LatentAttention,
+    Layer,
+    Mamba,
+    Model,
+)
+from advisor.spec.precision import PRECISIONS, Precision
+from advisor.spec.workload import Workload
+
+UNQUANTISED_PARTS = frozenset({"router", "indexer"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerKernels:
+    """Kernel seconds of a layer by kind, and the forward seconds that recompute modules would repeat.
+
+    `shared` is the part of `gemm` that a shared expert takes.
+    """
+
+    gemm: Pass
+    attention: Pass
+    experts: Pass
+    memory_bound: Pass
+    recurrence: Pass
+    quantise: Pass
+    shared: Pass
+    repeats: dict[str, Array]
+
+    @property
+    def forward(self) -> Array:
+        """Seconds of all forward kernels."""
+        out: Array = sum(
+            (getattr(self, name).forward for name in KERNEL_KINDS),
+            start=ZERO,
+        )
+        return out
+
+    @property
+    def backward(self) -> Array:
+        """Seconds of all backward kernels, without recompute."""
+        out: Array = sum((getattr(self, name).backward for name in KERNEL_KINDS), start=ZERO)
+        return out
+
+
+KERNEL_KINDS = ("gemm", "attention", "experts", "memory_bound", "recurrence", "quantise")
+
+
+def gemm_precision(workload: Workload, part: str) -> Precision:
+    """Number format a part's matrices run in: router, indexer and logits stay in bf16 under FP8 and FP4."""
+    if workload.precision.quantised and part in UNQUANTISED_PARTS:
+        return PRECISIONS["bf16"]
+    return workload.precision
+
+
+def dense_gemm(local: LocalGemm, workload: Workload, profile: Profile) -> Pass:
+    """FLOP over the sustained rate; three shapes of one product: forward, input gradient, weight gradient."""
+    seconds = local.flops / profile.gemm_flops(gemm_precision(workload, local.gemm.part))
+    m, k, n = local.rows, local.inputs, local.outputs
+    efficiency = profile.gemm_efficiency
+    forward = seconds / efficiency(m, n, k)
+    return Pass(forward, seconds / efficiency(m, k, n) + seconds / efficiency(n, k, m))
+
+
+def _grouped_gemm(local: LocalGemm, experts: Array, workload: Workload, profile: Profile) -> Pass:
+    """One product per local expert: slower for few tokens per expert, slowest in the weight gradient."""
+    seconds = local.flops / profile.gemm_flops(workload.precision)
+    m, k, n = local.rows / experts, local.inputs, local.outputs
+    efficiency = profile.grouped_efficiency
+    forward = seconds / efficiency("fwd", m, n, k)
+    return Pass(forward, seconds / efficiency("dgrad", m, k, n) + seconds / efficiency("wgrad", m, n, k))
+
+
+def _accumulate_bytes(local: LocalGemm, experts: Array, columns: Columns) -> Array:
+    """Bytes of adding a weight gradient to the main gradient in every microbatch (read and write)."""
+    weights = local.inputs * local.outputs * np.where(local.gemm.part == "experts", experts, 1.0)
+    out: Array = 2.0 * columns.grad_bytes * weights
+    return out
+
+
+def _quantise(local: LocalGemm, workload: Workload, profile: Profile) -> Pass:
+    """Casting inputs in the forward and output gradients in the backward pass (row- and column-wise copies)."""
+    if not workload.precision.quantised or local.gemm.part in UNQUANTISED_PARTS:
+        return NOTHING
+    per_element = profile.value("quantise_bytes") / profile.memory_Bps
+    return Pass(local.rows * local.inputs * per_element, local.rows * local.outputs * per_element)
+
+
+def _attention(layer: Layer, model: Model, workload: Workload, columns: Columns, profile: Profile) -> Pass:
+    """Softmax attention at the rate of its length and head size; a window with sinks saves less than its FLOP do."""
+    mixer = layer.mixer
+    if mixer is None or isinstance(mixer, Mamba | DeltaNet):
+        return NOTHING
+    work = layer_work(layer, model.hidden, workload.seq_len)
+    macs = work.score_macs
+    slowdown = 1.0
+    head_dim = _head_dim(mixer)
+    if isinstance(mixer, GroupedQueryAttention) and mixer.sinks:
+        full = replace(layer, mixer=replace(mixer, window=None))
+        macs = layer_work(full, model.hidden, workload.seq_len).score_macs
+        slowdown = profile.value("attention_sink_factor")
+    own = workload.seq_len * columns.mbs / (columns.cp * columns.tp)
+    blocks = mixer.heads / columns.tp * columns.mbs
+    rate = profile.attention_flops(np.asarray(float(workload.seq_len)), head_dim, blocks)
+    seconds = 2.0 * macs * own * slowdown * profile.value("attention_time_factor") / rate
+    backward = seconds * profile.value("attention_backward_ratio")
+    if workload.attention_impl == "unfused":
+        heads = mixer.heads / columns.tp
+        scores = workload.seq_len**2 * columns.mbs * heads / columns.cp
+        extra = scores * BF16_BYTES / profile.memory_Bps
+        return Pass(seconds + 5 * extra, backward + 6 * extra)
+    return Pass(seconds, backward)
+
+
+def _head_dim(mixer: GroupedQueryAttention | LatentAttention | CompressedAttention) -> float:
+    """Mean of the query-key and the value dimension."""
+    if isinstance(mixer, LatentAttention):
+        return (mixer.qk_nope_dim + mixer.qk_rope_dim + mixer.v_head_dim) / 2
+    if isinstance(mixer, GroupedQueryAttention):
+        return (mixer.head_dim + mixer.v_head_dim) / 2
+    return float(mixer.head_dim)
+
+
+def _recurrence(layer: Layer, model: Model, workload: Workload, columns: Columns, profile: Profile) -> Pass:
+    """Scan of a state-space or delta-net mixer as a share of the bf16 peak."""
+    if not isinstance(layer.mixer, Mamba | DeltaNet):
+        return NOTHING
+    work = layer_work(layer, model.hidden, workload.seq_len)
+    own = workload.seq_len * columns.mbs / (columns.cp * columns.tp)
+    rate = profile.recurrence_flops("mamba" if isinstance(layer.mixer, Mamba) else "delta_net")
+    seconds = 2.0 * work.recurrence_macs * own / rate
+    return Pass(seconds, profile.value("recurrence_backward_ratio") * seconds)
+
+
+def _seconds(moved: Pass, profile: Profile) -> Pass:
+    return Pass(moved.forward / profile.memory_Bps, moved.backward / profile.memory_Bps)
+
+
+def layer_kernels(layer: Layer, model: Model, workload: Workload, columns: Columns, profile: Profile) -> LayerKernels:
+    """Kernel seconds of one layer kind for one microbatch on a rank."""
+    gemm, experts, quantise, shared = NOTHING, NOTHING, NOTHING, NOTHING
+    parts: dict[str, Array] = {}
+    accumulated = ZERO
+    local_experts = np.asarray(1.0)
+    if isinstance(layer.mlp, ExpertMlp):
+        local_experts = layer.mlp.experts / columns.ep
+        per_expert = profile.value("per_expert_s") * local_experts
+        experts = Pass(per_expert / 3, per_expert * 2 / 3)
+    for local in local_gemms(layer, model, workload, columns):
+        cast = _quantise(local, workload, profile)
+        quantise = quantise + cast
+        if local.gemm.part == "experts":
+            one = _grouped_gemm(local, local_experts, workload, profile)
+            experts = experts + one
+        else:
+            one = dense_gemm(local, workload, profile)
+            gemm = gemm + one
+            shared = shared + one if local.gemm.part == "shared" else shared
+        accumulated = accumulated + _accumulate_bytes(local, local_experts, columns)
+        parts[local.gemm.part] = parts.get(local.gemm.part, ZERO) + one.forward + cast.forward
+    moved = elementwise(layer, model, workload, columns)
+    attention = _attention(layer, model, workload, columns, profile)
+    return LayerKernels(
+        gemm=gemm,
+        attention=attention,
+        experts=experts,
+        memory_bound=_seconds(
+            moved.norms + moved.mixer + moved.activation + moved.routing + Pass(ZERO, accumulated), profile
+        ),
+        recurrence=_recurrence(layer, model, workload, columns, profile),
+        quantise=quantise,
+        shared=shared,
+        repeats=_repeats(layer, parts, attention, moved, profile),
+    )
+
+
+def _repeats(
+    layer: Layer, parts: dict[str, Array], attention: Pass, moved: Elementwise, profile: Profile
+) -> dict[str, Array]:
+    """Forward seconds that each recompute module repeats in the backward pass (communication is counted elsewhere)."""
+    norm = moved.norms.forward / profile.memory_Bps / max(layer.norms, 1) * 0.4
+    activation = moved.activation.forward / profile.memory_Bps
+    routing = moved.routing.forward / profile.memory_Bps
+    routed = isinstance(layer.mlp, ExpertMlp)
+    separate_norms = (1 if routed else 0) + (1 if isinstance(layer.mixer, LatentAttention) else 0)
+    mlp_parts = ("experts", "shared", "latent", "router")
+    whole_moe = sum((parts.get(part, ZERO) for part in mlp_parts), start=ZERO) + activation + routing
+    return {
+        "core_attn": attention.forward,
+        "moe_act": activation if routed else ZERO,
+        "layernorm": norm * separate_norms,
+        "mla_up_proj": parts.get("latent_up", ZERO) + moved.mixer.forward / profile.memory_Bps
+        if isinstance(layer.mixer, LatentAttention)
+        else ZERO,
+        "mlp": parts.get("mlp", ZERO) + activation if isinstance(layer.mlp, DenseMlp) else ZERO,
+        "moe": whole_moe if routed else ZERO,
+        "shared_experts": parts.get("shared", ZERO),
+    }
+
+
+def host_s(layer: Layer, columns: Columns, profile: Profile) -> Array:
+    """Seconds the host needs to launch one layer's forward and backward.
+
+    Graphs of attention, router and preprocessing leave a share of it, a graph of the whole iteration leaves none.
+    """
+    eager = profile.value("host_moe_layer_s" if isinstance(layer.mlp, ExpertMlp) else "host_dense_layer_s")
+    left = np.where(
+        columns.cuda_graph == CudaGraph.full_iteration,
+        0.0,
+        np.where(columns.cuda_graph == CudaGraph.scoped, profile.value("host_scoped_share"), 1.0),
+    )
+    out: Array = eager * left
+    return out
+
+
+def head_kernels(model: Model, workload: Workload, padded_vocab: Array, columns: Columns, profile: Profile) -> Pass:
+    """Logits and loss of one microbatch on a rank: bf16 product, fp32 softmax and its gradient in memory passes.
+
+    Fused cross entropy moves about 10 B forward and 6 B backward per logit, unfused 16 and 14 (counted from
+    ML:megatron/core/tensor_parallel/cross_entropy.py).
+    """
+    inside, _ = rank_tokens(workload, columns)
+    vocab = padded_vocab / columns.tp
+    precision = PRECISIONS["bf16"] if workload.precision.quantised else workload.precision
+    seconds = 2.0 * inside * model.hidden * vocab / profile.gemm_flops(precision)
+    forward_bytes, backward_bytes = (10.0, 6.0) if workload.cross_entropy_fused else (16.0, 14.0)
+    logits = inside * vocab / profile.memory_Bps
+    weight = model.hidden * vocab / profile.memory_Bps
+    return Pass(
+        seconds + (forward_bytes * logits + BF16_BYTES * weight),
+        2 * seconds + backward_bytes * logits + (BF16_BYTES + 2 * columns.grad_bytes) * weight,
+    )

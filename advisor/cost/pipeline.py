@@ -1,0 +1,50 @@
+"""How microbatch times of the stages become the time of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from advisor.spec.layout import Array, Columns
+
+
+def slowest(stages: Sequence[Array]) -> Array:
+    """Largest of the representative stages, entry by entry."""
+    out = stages[0]
+    for stage in stages[1:]:
+        out = np.maximum(out, stage)
+    return out
+
+
+def fill_and_drain_s(mean_stage_s: Array, columns: Columns, share: float) -> Array:
+    """Seconds in which a rank waits for the pipeline to fill and to drain: share x (pp - 1) / vpp x mean stage.
+
+    `mean_stage_s` is forward plus backward of one microbatch on the mean rank. With equal stages the in-order
+    schedules of Megatron (1F1B and interleaved, any microbatch group) take m (F + B) + (pp - 1) (F + B) / vpp
+    exactly, and one slower rank of time x takes m x + (pp - 1) / vpp x mean. `share` (<= 1, fitted) is the part that is
+    seen: real runs start filling while the last gradients are reduced.
+    """
+    out: Array = share * (columns.pp - 1) / columns.vpp * mean_stage_s
+    return out
+
+
+def steady_s(slowest_stage_s: Array, columns: Columns) -> Array:
+    """Seconds in which the slowest rank works: one forward and backward per microbatch."""
+    out: Array = columns.num_microbatches * slowest_stage_s
+    return out
+
+
+def p2p_exposed(columns: Columns) -> tuple[Array, Array]:
+    """How many stage-to-stage messages of one microbatch chunk show on a step's critical path, and how many hide.
+
+    Each microbatch crosses a rank vpp times forward and as often backward. 1F1B sends and receives in one blocking
+    call; interleaving with overlapped p2p hides all but the (pp - 1) hops of filling and of draining.
+    """
+    piped = columns.pp > 1
+    messages = 2 * columns.num_microbatches * columns.vpp
+    hops = 2 * (columns.pp - 1)
+    hides = (columns.vpp > 1) & columns.overlap_p2p
+    exposed: Array = np.where(piped, np.where(hides, hops, messages + hops), 0)
+    hidden: Array = np.where(piped & hides, messages, 0)
+    return exposed, hidden

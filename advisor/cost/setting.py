@@ -1,0 +1,25 @@
+"""The arguments that every time formula takes, bundled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from advisor.cost.placement import Spans
+from advisor.cost.profile import Profile
+from advisor.spec.hardware import Cluster
+from advisor.spec.layout import Array, Columns
+from advisor.spec.model import Model
+from advisor.spec.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Setting:
+    """A table of layouts of one job: `padded_vocab` is its vocabulary per row, `spans` where its groups lie."""
+
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    columns: Columns
+    profile: Profile
+    spans: Spans
+    padded_vocab: Array

@@ -1,0 +1,247 @@
+"""Seconds of a training step: kernels, traffic that shows, pipeline, optimizer and host, added up over columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from types import MappingProxyType
+
+import numpy as np
+
+from advisor.cost.elementwise import ZERO
+from advisor.cost.flops import Gemm, LocalGemm, model_flops_per_token, module_layers, rank_tokens
+from advisor.cost.hiding import PARALLELISMS, Exchange, head_traffic, layer_traffic, optimizer_s, p2p_s, step_tail
+from advisor.cost.interval import interval
+from advisor.cost.kernels import dense_gemm, head_kernels, host_s, layer_kernels
+from advisor.cost.params import padded_vocab, stage_params
+from advisor.cost.pipeline import fill_and_drain_s, p2p_exposed, slowest, steady_s
+from advisor.cost.placement import spans
+from advisor.cost.profile import Profile
+from advisor.cost.recompute import recompute_s
+from advisor.cost.setting import Setting
+from advisor.cost.stages import Stage, representative_stages
+from advisor.spec.hardware import Cluster
+from advisor.spec.layout import Array, Columns
+from advisor.spec.model import Layer, Model
+from advisor.spec.plan import Kind, StepEstimate, Term
+from advisor.spec.workload import Workload
+
+STEP_TERMS = (
+    "compute_gemm", "compute_attention", "compute_experts", "compute_memory_bound", "compute_recurrence",
+    "compute_head", "recompute", "quantise", "exposed_tp", "exposed_cp", "exposed_ep", "exposed_pp", "exposed_dp",
+    "bubble", "optimizer", "host",
+)  # fmt: skip
+INTERVAL_LEVEL = 0.8
+
+Seconds = dict[str, Array]
+"""Named seconds; names are `STEP_TERMS`, and "hidden_<parallelism>" for traffic that does not show."""
+
+
+def total(seconds: Seconds) -> Array:
+    """Sum of the terms that show, smallest arrays first so that few additions have the full shape."""
+    shown = [value for name, value in seconds.items() if not name.startswith("hidden")]
+    return reduce(np.add, sorted(shown, key=np.size), ZERO)
+
+
+def _sum(parts: Sequence[tuple[Array | float, Seconds]]) -> Seconds:
+    """Weighted sum of named seconds."""
+    out: Seconds = {}
+    for weight, seconds in parts:
+        for name, value in seconds.items():
+            out[name] = out[name] + weight * value if name in out else weight * value
+    return out
+
+
+def _traffic(exchanges: dict[str, Exchange]) -> Seconds:
+    out: Seconds = {}
+    for name, exchange in exchanges.items():
+        out[f"exposed_{name}"] = exchange.exposed
+        out[f"hidden_{name}"] = exchange.hidden
+    return out
+
+
+def _layer(layer: Layer, job: Setting) -> Seconds:
+    """One microbatch of one layer kind, forward and backward.
+
+    Launching from the host runs ahead of the GPU; what it lags behind shows, layer by layer.
+    """
+    kernels = layer_kernels(layer, job.model, job.workload, job.columns, job.profile)
+    traffic = layer_traffic(layer, job, kernels)
+    seconds: Seconds = {
+        "compute_gemm": kernels.gemm.both,
+        "compute_attention": kernels.attention.both,
+        "compute_experts": kernels.experts.both,
+        "compute_memory_bound": kernels.memory_bound.both,
+        "compute_recurrence": kernels.recurrence.both,
+        "quantise": kernels.quantise.both,
+        "recompute": recompute_s(job.model, job.columns, kernels, traffic),
+        **_traffic(traffic),
+    }
+    seconds["host"] = np.maximum(host_s(layer, job.columns, job.profile) - total(seconds), 0.0)
+    return seconds
+
+
+def _head(job: Setting) -> Seconds:
+    """Logits and loss of one microbatch on the last stage."""
+    kernels = head_kernels(job.model, job.workload, job.padded_vocab, job.columns, job.profile)
+    return {"compute_head": kernels.both, **_traffic(head_traffic(job))}
+
+
+def _module(job: Setting, kinds: Sequence[Seconds], head: Seconds) -> Seconds:
+    """One prediction module: its layers, the 2h x h projection of two streams, and its own logits and loss."""
+    inside, _ = rank_tokens(job.workload, job.columns)
+    hidden = job.model.hidden
+    projection = LocalGemm(
+        Gemm("mlp", 2 * hidden, hidden, "column"), inside, np.asarray(2.0 * hidden), hidden / job.columns.tp
+    )
+    own = {"compute_gemm": dense_gemm(projection, job.workload, job.profile).both}
+    return _sum([*((1.0, kinds[kind]) for kind in module_layers(job.model)), (1.0, own), (1.0, head)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """A step before its stages are reduced to the slowest: microbatch seconds per layer kind, logits and module.
+
+    `tails` are the seconds of each representative stage once per step, `once` those of the whole pipeline.
+    """
+
+    kinds: tuple[Seconds, ...]
+    head: Seconds
+    module: Seconds
+    stages: tuple[Stage, ...]
+    tails: tuple[Seconds, ...]
+    once: Seconds
+
+    def of(self, stage: Stage) -> list[tuple[Array, Seconds]]:
+        """What a stage holds: (count, seconds of one)."""
+        return [
+            *zip(stage.layers, self.kinds, strict=True), (stage.loss, self.head), (stage.modules, self.module)
+        ]  # fmt: skip
+
+
+def _tail(stage: Stage, job: Setting) -> Seconds:
+    held = stage_params(job.model, job.workload, job.columns, stage)
+    return {**_traffic({"dp": step_tail(held, job)}), "optimizer": optimizer_s(held, job)}
+
+
+def _parts(job: Setting) -> _Parts:
+    depth = job.workload.mtp_depth
+    kinds = tuple(_layer(layer, job) for layer in job.model.kinds)
+    head = _head(job)
+    module = _module(job, kinds, head) if depth else {}
+    stages = representative_stages(job.model, job.columns, depth)
+    everything = sum((count * total(kind) for count, kind in zip(job.model.count, kinds, strict=True)), start=ZERO)
+    everything = everything + total(head) + depth * total(module)
+    messages, behind = p2p_exposed(job.columns)
+    message = p2p_s(job)
+    once: Seconds = {
+        "bubble": fill_and_drain_s(everything / job.columns.pp, job.columns, job.profile.value("bubble_factor")),
+        "host": np.asarray(job.profile.value("step_constant_s")),
+        "exposed_pp": messages * message,
+        "hidden_pp": behind * message,
+    }
+    return _Parts(kinds, head, module, stages, tuple(_tail(stage, job) for stage in stages), once)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepColumns:
+    """Step seconds of a table of layouts: `step_s` has its full broadcast shape, `detail` explains one entry."""
+
+    step_s: Array
+    detail: Callable[[int], StepEstimate]
+
+
+def step(model: Model, cluster: Cluster, workload: Workload, columns: Columns, profile: Profile) -> StepColumns:
+    """Seconds of one training step for every entry of the table.
+
+    step = m x slowest stage + its share of the data-parallel tail and the optimizer + filling and draining + p2p +
+    a constant. `step_s` is float64 of shape `columns.shape`; `detail(i)` takes a flat index into it.
+    """
+
+    def job(rows: Columns) -> Setting:
+        vocab = padded_vocab(model, workload, rows)
+        return Setting(model, cluster, workload, rows, profile, spans(cluster, rows), vocab)
+
+    parts = _parts(job(columns))
+    kinds = [total(kind) for kind in parts.kinds]
+    head, module = total(parts.head), total(parts.module)
+    slowest_s = slowest([
+        steady_s(_weighted(stage, kinds, head, module), columns) + total(tail)
+        for stage, tail in zip(parts.stages, parts.tails, strict=True)
+    ])  # fmt: skip
+    step_s = np.broadcast_to(slowest_s + total(parts.once), columns.shape)
+
+    def detail(index: int) -> StepEstimate:
+        return _estimate(job(columns.pick(np.array([index]))))
+
+    return StepColumns(step_s, detail)
+
+
+def _weighted(stage: Stage, kinds: Sequence[Array], head: Array, module: Array) -> Array:
+    out: Array = stage.loss * head + stage.modules * module
+    for count, kind in zip(stage.layers, kinds, strict=True):
+        out = out + count * kind
+    return out
+
+
+def _estimate(job: Setting) -> StepEstimate:
+    """One entry with its terms: the same parts, read at the slowest stage."""
+    parts = _parts(job)
+    microbatches = job.columns.num_microbatches
+    candidates = []
+    for stage, tail in zip(parts.stages, parts.tails, strict=True):
+        one = _sum([(1.0, _sum(parts.of(stage))), (1.0, {})])
+        candidates.append(_sum([(microbatches, one), (1.0, tail)]))
+    worst = int(np.argmax([float(total(one)[0]) for one in candidates]))
+    seconds = _sum([(1.0, candidates[worst]), (1.0, parts.once)])
+    values = {name: float(np.ravel(value)[0]) for name, value in seconds.items()}
+    terms = {name: Term(values.get(name, 0.0), _kind(name, job)) for name in STEP_TERMS}
+    step_s = sum(term.value for term in terms.values())
+    low, high = interval(job.workload, job.model, job.cluster, job.columns, job.profile)
+    tokens = float(job.columns.gbs[0]) * job.workload.seq_len
+    flops = tokens * float(model_flops_per_token(job.model, job.workload, job.padded_vocab)[0])
+    per_gpu = flops / step_s / job.cluster.gpus
+    peaks = job.cluster.gpu.peak_tflops
+    running = peaks.get(job.workload.precision.gemm, peaks["bf16"])
+    return StepEstimate(
+        step_s=step_s,
+        low_s=step_s * low,
+        high_s=step_s * high,
+        interval_level=INTERVAL_LEVEL,
+        terms=MappingProxyType(terms),
+        exposed_s=MappingProxyType({name: values.get(f"exposed_{name}", 0.0) for name in PARALLELISMS}),
+        hidden_s=MappingProxyType({name: values.get(f"hidden_{name}", 0.0) for name in PARALLELISMS}),
+        bubble_s=values["bubble"],
+        tokens_per_s_per_gpu=tokens / step_s / job.cluster.gpus,
+        model_flops=flops,
+        tflops_per_gpu=per_gpu / 1e12,
+        mfu=per_gpu / 1e12 / running,
+        mfu_bf16=per_gpu / 1e12 / peaks["bf16"],
+    )
+
+
+_MADE_BY: dict[str, tuple[str, ...]] = {
+    "compute_attention": ("attention_time_factor", "attention_backward_ratio"),
+    "compute_experts": ("grouped_fwd", "per_expert_s"),
+    "compute_memory_bound": ("memory_share",),
+    "compute_recurrence": ("mamba_peak_share",),
+    "quantise": ("quantise_bytes",),
+    "exposed_tp": ("tp_exposed",),
+    "exposed_cp": ("cp_exposed",),
+    "exposed_ep": ("ep_volume_factor",),
+    "exposed_pp": ("p2p_latency_s",),
+    "exposed_dp": ("dp_exposed",),
+    "bubble": ("bubble_factor",),
+    "optimizer": ("optimizer_bytes_per_param",),
+    "host": ("host_moe_layer_s",),
+}
+_TRUST: tuple[Kind, ...] = ("assumed", "fitted", "measured", "datasheet")
+
+
+def _kind(name: str, job: Setting) -> Kind:
+    """Kind of a term: the least certain of the coefficients that make it, GEMM rates where there are none."""
+    names = _MADE_BY.get(name)
+    kinds = [job.profile.gemm_rate(job.workload.precision).kind] if names is None else []
+    kinds += [job.profile.kind(coefficient) for coefficient in names or ()]
+    return min(kinds, key=_TRUST.index)

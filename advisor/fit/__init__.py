@@ -1,0 +1,1 @@
+"""Measured runs: reading them, scoring predictions against them, fitting coefficients to them."""

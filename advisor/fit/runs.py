@@ -1,0 +1,293 @@
+"""Reads measured runs: one CSV row becomes model, cluster, workload, layout, knobs and what was measured.
+
+Columns are those of `profiles/runs/published_runs.csv`; most may be empty. What a row does not state is filled from
+`profiles/runs/defaults.yaml` and named in `Run.assumed`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from advisor import data
+from advisor.cost.flops import model_flops_per_token
+from advisor.cost.params import padded_vocab
+from advisor.errors import AdvisorError, InputError
+from advisor.search.stages import balanced_split, parse_layout_string
+from advisor.spec.hardware import Cluster
+from advisor.spec.layout import CudaGraph, Dispatcher, Fsdp, Knobs, Layout, table
+from advisor.spec.load.fields import read_yaml_mapping
+from advisor.spec.load.model import load_model
+from advisor.spec.load.system import load_system, make_cluster
+from advisor.spec.model import Model
+from advisor.spec.precision import ALIASES, PRECISIONS
+from advisor.spec.split import PipelineSplit
+from advisor.spec.workload import Workload
+from advisor.units import tflops_to_flops
+
+PUBLISHED = "runs/published_runs.csv"
+DEFAULTS = "runs/defaults.yaml"
+RECIPE_COLUMNS = ("recompute", "dispatcher", "cuda_graph", "ep_overlap", "mbs", "vpp")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One measured run as the cost functions take it.
+
+    `step_s` is None where the run ended out of memory; `assumed` names the columns that the row does not state.
+    `flag` is empty, "exclude: reason" (never scored) or "check: reason" (shown apart).
+    """
+
+    id: str
+    group: str
+    model_name: str
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    layout: Layout
+    knobs: Knobs
+    step_s: float | None
+    peak_allocated_gib: float | None
+    oom: bool
+    flag: str
+    assumed: tuple[str, ...]
+    software: str
+
+    @property
+    def scored(self) -> bool:
+        """Whether the row counts in a summary: measured and without a flag."""
+        return self.step_s is not None and not self.flag
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A row that cannot be read, with the reason."""
+
+    id: str
+    line: int
+    reason: str
+
+
+def published_runs() -> tuple[list[Run], list[Skipped]]:
+    """The measured public runs that ship with the package."""
+    path = data.find("profiles", PUBLISHED)
+    if path is None:
+        raise InputError(f"profiles/{PUBLISHED} is missing from this installation", "reinstall the package")
+    return read_runs(path)
+
+
+def read_runs(path: Path) -> tuple[list[Run], list[Skipped]]:
+    """Runs of a CSV file, and the rows that cannot be used with the reason."""
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            rows = list(csv.DictReader(stream))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    stated = [{key: (value or "").strip() for key, value in row.items() if isinstance(key, str)} for row in rows]
+    runs: list[Run] = []
+    skipped: list[Skipped] = []
+    for line, row in enumerate(stated, start=2):
+        try:
+            runs.append(_run(row, _filled(row, stated), path.parent))
+        except (AdvisorError, ValueError, KeyError) as error:
+            skipped.append(Skipped(row.get("id", ""), line, str(error) or type(error).__name__))
+    return runs, skipped
+
+
+@lru_cache(maxsize=1)
+def _defaults() -> Mapping[str, Any]:
+    path = data.find("profiles", DEFAULTS)
+    if path is None:
+        raise InputError(f"profiles/{DEFAULTS} is missing from this installation", "reinstall the package")
+    return read_yaml_mapping(path)
+
+
+def _matches(row: Mapping[str, str], match: Mapping[str, Any]) -> bool:
+    return all(row.get(key) in (wanted if isinstance(wanted, list) else [wanted]) for key, wanted in match.items())
+
+
+def _release(name: str) -> int:
+    digits = "".join(c if c.isdigit() else " " for c in name).split()
+    parts = [int(part) for part in digits[:3]] + [0, 0, 0]
+    return parts[0] * 10000 + parts[1] * 100 + parts[2]
+
+
+def _borrowed(row: Mapping[str, str], rows: Iterable[Mapping[str, str]], columns: Sequence[str]) -> dict[str, str]:
+    """Values of empty columns in the nearest release that states a recipe for the same model, system and precision."""
+    same = ("group", "model", "system", "precision")
+    likely = [
+        other for other in rows if other.get("cuda_graph") and all(other.get(key) == row.get(key) for key in same)
+    ]
+    if not likely or row.get("cuda_graph"):
+        return {}
+    release = _release(row.get("software", ""))
+    nearest = min(likely, key=lambda other: (abs(_release(other.get("software", "")) - release), other.get("id", "")))
+    return {key: nearest[key] for key in columns if not row.get(key) and nearest.get(key)}
+
+
+def _filled(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The row with every silent column filled from the table of defaults."""
+    out = dict(row)
+    table_of = _defaults()
+    if row.get("group") in table_of["borrow"]["groups"]:
+        out.update(_borrowed(row, rows, table_of["borrow"]["columns"]))
+    for rule in table_of["rules"]:
+        if _matches(row, rule["match"]):
+            out.update({key: str(value) for key, value in rule["set"].items() if not out.get(key)})
+    return out
+
+
+def _yes(text: str) -> bool:
+    return text.lower() in ("yes", "true", "1")
+
+
+def _count(row: Mapping[str, str], key: str, default: int | None = None) -> int:
+    text = row.get(key, "")
+    if not text and default is not None:
+        return default
+    number = float(text)
+    if number != int(number) or number < 0:
+        raise InputError(f"{key} is {text}, a count is needed")
+    return int(number)
+
+
+def _model(row: Mapping[str, str], folder: Path) -> Model:
+    name = row["model"]
+    model = load_model(str(folder / name) if "/" in name else name)
+    if row.get("num_layers"):
+        layers = _count(row, "num_layers")
+        model = replace(model, pattern=model.pattern[:layers])
+    return model
+
+
+def _workload(row: Mapping[str, str]) -> Workload:
+    name = row["precision"]
+    precision = PRECISIONS.get(ALIASES.get(name, name))
+    if precision is None:
+        raise InputError(f"precision {name!r} is not known" if name else "precision is not stated")
+    routing = row["routing"]
+    if routing not in ("balanced", "dropless", "token-drop"):
+        raise InputError(f"routing {routing!r} is not known")
+    return Workload(
+        seq_len=_count(row, "seq_len"),
+        precision=precision,
+        routing=routing,  # type: ignore[arg-type]
+        capacity_factor=float(row["capacity_factor"]) if row.get("capacity_factor") else None,
+        pad_to_capacity=routing == "token-drop",
+        attention_impl="unfused" if row["attention_impl"] == "torch" else "fused",
+        norm_impl="unfused" if row["norm_impl"] == "unfused" else "fused",
+        mtp_depth=_count(row, "mtp_layers", 0),
+        software=row.get("software", ""),
+    )
+
+
+def _graph(text: str) -> CudaGraph:
+    if text == "full_iteration":
+        return CudaGraph.full_iteration
+    return CudaGraph.none if text == "none" else CudaGraph.scoped
+
+
+def _knobs(row: Mapping[str, str], model: Model) -> Knobs:
+    recompute = tuple(part for part in row["recompute"].split("+") if part not in ("none", "full"))
+    moe = model.moe
+    overlap = _yes(row["overlap"])
+    return Knobs(
+        recompute=recompute,
+        full_uniform=1 if "full" in row["recompute"].split("+") else 0,
+        dispatcher=Dispatcher[row["dispatcher"]] if moe is not None else Dispatcher.none,
+        ep_overlap=_yes(row["ep_overlap"]) and moe is not None,
+        delay_wgrad=_yes(row["delay_wgrad"]),
+        fsdp=Fsdp.none if row["fsdp"] == "no" else Fsdp.optim_grads_params,
+        cuda_graph=_graph(row["cuda_graph"]),
+        tp_overlap=_yes(row["tp_overlap"]) and _count(row, "tp") > 1,
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=overlap,
+        overlap_p2p=overlap,
+        grad_dtype=row["grad_dtype"],
+        moment_dtype=row["optimizer_dtype"],
+    )
+
+
+def _split(row: Mapping[str, str], model: Model, workload: Workload, pp: int, vpp: int) -> PipelineSplit:
+    text = row.get("pipeline_layout", "")
+    depth = workload.mtp_depth
+    if text:
+        stated: Any = json.loads(text) if text.startswith("[") else text
+        return parse_layout_string(stated, pp, model.num_layers, depth)
+    split = balanced_split(model, workload, pp, vpp, depth)
+    if split is None:
+        raise InputError(f"{model.num_layers} layers cannot be dealt over pp {pp} x vpp {vpp}")
+    return split
+
+
+def _virtual(row: Mapping[str, str], model: Model, pp: int, microbatches: int) -> int:
+    """Virtual stages as stated; "largest" is the largest count that divides the layers of a rank."""
+    if pp == 1:
+        return 1
+    if row["vpp"] == "largest":
+        return model.num_layers // pp if model.num_layers % pp == 0 and microbatches % pp == 0 else 1
+    return max(_count(row, "vpp", 1), 1)
+
+
+def _layout(row: Mapping[str, str], model: Model, workload: Workload, gpus: int) -> Layout:
+    tp, pp, cp, ep = (_count(row, key) for key in ("tp", "pp", "cp", "ep"))
+    etp = _count(row, "etp", 1 if ep > 1 or model.moe is None else tp)
+    if gpus % (tp * pp * cp):
+        raise InputError(f"tp {tp} x pp {pp} x cp {cp} does not divide {gpus} GPUs")
+    if gpus % (etp * ep * pp):
+        raise InputError(f"etp {etp} x ep {ep} x pp {pp} does not divide {gpus} GPUs")
+    dp = gpus // (tp * pp * cp)
+    mbs, gbs = _count(row, "mbs"), _count(row, "gbs")
+    if gbs < mbs * dp:
+        raise InputError(f"gbs {gbs} gives no microbatch of {mbs} to each of {dp} data-parallel ranks")
+    vpp = _virtual(row, model, pp, gbs // (mbs * dp))
+    split = _split(row, model, workload, pp, vpp)
+    return Layout(
+        tp=tp, pp=pp, vpp=split.vpp, cp=cp, ep=ep, etp=etp, dp=dp, edp=gpus // (etp * ep * pp), mbs=mbs, gbs=gbs,
+        sp=tp > 1 if row["sp"] == "auto" else _yes(row["sp"]) and tp > 1, split=split,
+    )  # fmt: skip
+
+
+def _measured_step_s(row: Mapping[str, str], model: Model, workload: Workload, layout: Layout) -> float | None:
+    """Step time as stated, or from tokens/s, TFLOP/s or MFU (by the FLOP formula) in this order."""
+    if row.get("step_s"):
+        return float(row["step_s"])
+    tokens = layout.gbs * workload.seq_len / layout.gpus
+    if row.get("tokens_per_s_per_gpu"):
+        return tokens / float(row["tokens_per_s_per_gpu"])
+    columns = table([layout], [Knobs()])
+    flops = tokens * float(model_flops_per_token(model, workload, padded_vocab(model, workload, columns))[0])
+    if row.get("tflops_per_gpu"):
+        return flops / tflops_to_flops(float(row["tflops_per_gpu"]))
+    if row.get("mfu_pct") and row.get("mfu_peak_tflops"):
+        return flops / tflops_to_flops(float(row["mfu_pct"]) / 100 * float(row["mfu_peak_tflops"]))
+    return None
+
+
+def _run(row: Mapping[str, str], filled: Mapping[str, str], folder: Path) -> Run:
+    model = _model(filled, folder)
+    workload = _workload(filled)
+    gpus = _count(filled, "gpus")
+    layout = _layout(filled, model, workload, gpus)
+    oom = _yes(filled.get("oom", ""))
+    return Run(
+        id=filled["id"],
+        group=filled["group"],
+        model_name=filled["model"],
+        model=model,
+        cluster=make_cluster(load_system(filled["system"]), gpus),
+        workload=workload,
+        layout=layout,
+        knobs=_knobs(filled, model),
+        step_s=None if oom else _measured_step_s(filled, model, workload, layout),
+        peak_allocated_gib=float(filled["peak_allocated_gib"]) if filled.get("peak_allocated_gib") else None,
+        oom=oom,
+        flag=filled.get("flag", ""),
+        assumed=tuple(sorted(key for key in filled if filled[key] and not row.get(key))),
+        software=filled.get("software", ""),
+    )
