@@ -1,1 +1,55 @@
-"""Legality, effectiveness and lint as one form of rule, over columns."""
+"""Rules of Megatron and of experience, in one form; asked over columns (`legality`) or for one row (`findings`)."""
+
+from __future__ import annotations
+
+from advisor.rules import experts, grid, optimizer, pipeline, recompute, speed
+from advisor.rules.rule import Case, Row, Rule, Verdicts, answer, judge
+from advisor.rules.weights import document_lines
+from advisor.spec.hardware import Cluster
+from advisor.spec.layout import Columns, Knobs, Layout
+from advisor.spec.model import Model
+from advisor.spec.plan import Finding
+from advisor.spec.workload import Workload
+
+__all__ = ["RULES", "Rule", "Verdicts", "document_lines", "findings", "legality", "rule", "rules"]
+
+RULES: tuple[Rule, ...] = (
+    *grid.WORLD,
+    *grid.SHAPES,
+    *experts.SIZES,
+    *pipeline.CONTEXT,
+    *grid.BATCH,
+    *pipeline.SPLIT,
+    *experts.DISPATCH,
+    *experts.OVERLAP,
+    *recompute.RECOMPUTE,
+    *recompute.GRAPHS,
+    *optimizer.OPTIMIZER,
+    *optimizer.PRECISION,
+    *speed.SPEED,
+    *speed.NOTES,
+)
+STOP = tuple(one for one in RULES if one.severity == "stop")
+
+
+def rules() -> tuple[Rule, ...]:
+    """All rules, in the order in which they are asked."""
+    return RULES
+
+
+def rule(id: str) -> Rule:
+    """The rule of that id; KeyError if there is none."""
+    return {one.id: one for one in RULES}[id]
+
+
+def legality(model: Model, cluster: Cluster, workload: Workload, columns: Columns) -> Verdicts:
+    """The `stop` rules asked over every entry of a table: mask per rule, `legal` mask, counts of first broken rules."""
+    return judge(STOP, Case(model, cluster, workload, columns))
+
+
+def findings(model: Model, cluster: Cluster, workload: Workload, layout: Layout, knobs: Knobs) -> tuple[Finding, ...]:
+    """Everything that rules have to say about one layout, in rule order, with numbers and the nearest fix.
+
+    `layout.dp` must be at least 1 (`max(1, gpus // (tp * pp * cp))` where they do not divide).
+    """
+    return answer(RULES, Row(model, cluster, workload, layout, knobs))

@@ -1,0 +1,148 @@
+"""The one form of every rule, and how rules are applied to columns and to a single row.
+
+A rule says which entries of a table it finds broken (a mask that broadcasts with the columns it reads), and for one
+row the sentence with the numbers and the nearest value that would be fine. Search, estimate, configuration and the
+documentation see the same objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from advisor.spec.hardware import Cluster
+from advisor.spec.layout import Array, Columns, Knobs, Layout, table
+from advisor.spec.model import Model
+from advisor.spec.plan import Finding, Severity
+from advisor.spec.workload import Workload
+
+TC = "ML:megatron/core/transformer/transformer_config.py"
+MPC = "ML:megatron/core/model_parallel_config.py"
+PS = "ML:megatron/core/parallel_state.py"
+SCH = "ML:megatron/core/pipeline_parallel/schedules.py"
+TD = "ML:megatron/core/transformer/moe/token_dispatcher.py"
+OPT = "ML:megatron/core/optimizer/optimizer_config.py"
+ARG = "ML:megatron/training/arguments.py"
+MB = "MB:src/megatron/bridge/training"
+CPY = "TE:transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """What a predicate sees: one job and the columns of its layouts and knobs."""
+
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    columns: Columns
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a message sees: one job with one layout and one choice of knobs."""
+
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    layout: Layout
+    knobs: Knobs
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule of Megatron, of a library below it, or of experience.
+
+    `severity`: stop = refused or crashes, silent = accepted but not what was asked for, slow = runs and wastes time,
+    info = worth knowing. `fields` are the columns that `broken` reads; it returns a mask, True = broken, that
+    broadcasts with them. `source` is ALIAS:path:line with ML = NVIDIA/Megatron-LM@d98e8a64,
+    MB = NVIDIA-NeMo/Megatron-Bridge@067f987d, TE = NVIDIA/TransformerEngine@d0067d0d. `targets` names the code that
+    enforces it, `versions` the megatron-core releases.
+    """
+
+    id: str
+    severity: Severity
+    fields: tuple[str, ...]
+    source: str
+    broken: Callable[[Case], Array]
+    message: Callable[[Row], str]
+    fix: Callable[[Row], str]
+    targets: tuple[str, ...] = ("mcore",)
+    versions: str = ">=0.16"
+
+
+NEVER = np.zeros((), dtype=np.bool_)
+"""The mask of a rule that the job cannot break, whatever its layout."""
+
+
+def always(flag: bool, column: Array) -> Array:
+    """`flag` as a mask of the shape of `column`."""
+    return np.full(column.shape, flag)
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors of `number` in ascending order; [] for 0."""
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0] if number > 0 else []
+    return sorted({*small, *(number // n for n in small)})
+
+
+def nearest(name: str, value: int, legal: Iterable[int], why: str = "") -> str:
+    """`name`=best with the legal value closest to `value` in ratio, smaller first; `why` if there is none."""
+    options = sorted(set(legal) - {value})
+    if not options:
+        return why
+    best = min(options, key=lambda option: (max(option, value) / max(min(option, value), 1), option))
+    return f"{name}={best}"
+
+
+@dataclass(frozen=True, eq=False)
+class Verdicts:
+    """What `stop` rules say about every entry of a table of shape `shape`.
+
+    `masks[id]` (True = broken) broadcasts with the table, is as small as the columns that the rule reads, and is there
+    only for rules that some entry breaks, in the order in which rules are asked.
+    """
+
+    shape: tuple[int, ...]
+    masks: dict[str, Array]
+
+    def mask(self, rule: str) -> Array:
+        """Broken entries of one rule over the full table."""
+        return np.broadcast_to(self.masks.get(rule, NEVER), self.shape)
+
+    @cached_property
+    def legal(self) -> Array:
+        """Entries that break no rule, full shape."""
+        legal = np.ones(self.shape, dtype=np.bool_)
+        for mask in self.masks.values():
+            legal &= ~mask
+        return legal
+
+    def count(self, weight: Array | int = 1) -> dict[str, int]:
+        """Entries per rule, each under the first rule it breaks, counted `weight` times (int64, broadcasts)."""
+        left = np.broadcast_to(np.asarray(weight, dtype=np.int64), self.shape).copy()
+        found = {}
+        for rule, mask in self.masks.items():
+            found[rule] = int(np.where(mask, left, 0).sum())
+            left *= ~mask
+        return {rule: count for rule, count in found.items() if count}
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Entries per rule, each under the first rule it breaks."""
+        return self.count()
+
+
+def judge(rules: Sequence[Rule], case: Case) -> Verdicts:
+    """Asks `rules` in order over every entry of the case."""
+    asked = {rule.id: np.asarray(rule.broken(case)) for rule in rules}
+    return Verdicts(case.columns.shape, {rule: mask for rule, mask in asked.items() if mask.any()})
+
+
+def answer(rules: Sequence[Rule], row: Row) -> tuple[Finding, ...]:
+    """Findings of all broken `rules` about one row, in the order of the rules."""
+    case = Case(row.model, row.cluster, row.workload, table([row.layout], [row.knobs]))
+    broken = [rule for rule in rules if bool(np.asarray(rule.broken(case)).any())]
+    return tuple(Finding(rule.id, rule.severity, rule.message(row), rule.fix(row)) for rule in broken)
