@@ -236,7 +236,7 @@ def _virtual(row: Mapping[str, str], model: Model, pp: int, microbatches: int) -
 
 def _layout(row: Mapping[str, str], model: Model, workload: Workload, gpus: int) -> Layout:
     tp, pp, cp, ep = (_count(row, key) for key in ("tp", "pp", "cp", "ep"))
-    etp = _count(row, "etp", 1 if ep > 1 or model.moe is None else tp)
+    etp = _count(row, "etp", 1 if model.moe is None else tp)
     if gpus % (tp * pp * cp):
         raise InputError(f"tp {tp} x pp {pp} x cp {cp} does not divide {gpus} GPUs")
     if gpus % (etp * ep * pp):
