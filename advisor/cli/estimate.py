@@ -8,13 +8,13 @@ import click
 
 from advisor.cli import render
 from advisor.cli.options import (
+    GPUS,
+    MODEL,
     SectionCommand,
     given,
-    gpus_option,
     job_options,
     knob_options,
     layout_options,
-    model_option,
     output_options,
     placement_options,
     serving_options,
@@ -24,8 +24,8 @@ from advisor.cli.options import (
 from advisor.errors import EXIT_NEGATIVE, EXIT_OK
 
 OPTIONS = (
-    model_option(required=False),
-    gpus_option(several=False, required=False),
+    MODEL,
+    GPUS,
     text(
         "megatron-args", "FILE", "Job", "YAML/JSON mapping or shell script with Megatron-LM flags; options win over it."
     ),
@@ -40,7 +40,7 @@ OPTIONS = (
 @click.command("estimate", cls=SectionCommand)
 @with_options(OPTIONS)
 @output_options
-def command(output: render.Output, model: str | None, gpus: Any, megatron_args: str | None, **options: Any) -> int:
+def command(output: render.Output, model: Any, gpus: Any, megatron_args: str | None, **options: Any) -> int:
     """Memory and step time of one layout, and whether it fits."""
     from advisor.api import estimate
     from advisor.cli.pages.estimate import estimate_document

@@ -80,7 +80,6 @@ def run(args: Sequence[str] | None = None) -> int:
     render.prepare_streams()
     try:
         code: Any = cli.main(args=args, prog_name="advisor", standalone_mode=False)
-        sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         render.notice(error.format_message())
         return EXIT_USAGE
@@ -93,7 +92,7 @@ def run(args: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         render.error("interrupted", None)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
+    except render.ReaderGoneError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     except Exception as error:

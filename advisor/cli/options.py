@@ -118,19 +118,18 @@ MODEL_ARGUMENT = click.argument("name", type=Text("NAME|PATH", _model_names), me
 SYSTEM_ARGUMENT = click.argument("name", type=Text("NAME|PATH", _system_names), metavar="NAME|PATH")
 
 
-def model_option(required: bool) -> Decorator[Any]:
-    """--model."""
-    return option(
-        "--model", section="Job", type=Text("NAME|PATH", _model_names), envvar="ADVISOR_MODEL", required=required,
-        help="Preset, or path of a Hugging Face config.json.",
-    )  # fmt: skip
-
-
-def gpus_option(several: bool, required: bool) -> Decorator[Any]:
-    """--gpus, one count or (for a plan) several or auto."""
-    kind: click.ParamType[Any] = Gpus() if several else Text("N")
-    text = "GPUs; auto = the fewest that fit; a list = scaling curve." if several else "GPUs."
-    return option("--gpus", section="Job", type=kind, envvar="ADVISOR_GPUS", required=required, help=text)
+MODEL = option(
+    "--model",
+    section="Job",
+    type=Text("NAME|PATH", _model_names),
+    help="Preset, or path of a Hugging Face config.json.",
+)
+GPUS = option("--gpus", section="Job", type=Text("N"), help="GPUs.")
+# A list of counts means something on the command line only, so this one option reads its variable here.
+SEVERAL_GPUS = option(
+    "--gpus", section="Job", type=Gpus(), envvar="ADVISOR_GPUS", required=True,
+    help="GPUs; auto = the fewest that fit; a list = scaling curve.",
+)  # fmt: skip
 
 
 def text(name: str, metavar: str, section: str, words: str) -> Decorator[Any]:

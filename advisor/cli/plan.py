@@ -8,22 +8,23 @@ import click
 
 from advisor.cli import render
 from advisor.cli.options import (
+    MODEL,
+    SEVERAL_GPUS,
     SectionCommand,
     choice,
     given,
-    gpus_option,
     job_options,
-    model_option,
     output_options,
     placement_options,
     text,
     with_options,
 )
+from advisor.cli.parameters import Counts
 from advisor.errors import EXIT_NEGATIVE, EXIT_OK
 
 OPTIONS = (
-    model_option(required=True),
-    gpus_option(several=True, required=True),
+    MODEL,
+    SEVERAL_GPUS,
     *job_options(several_counts=True),
     *placement_options(),
     choice("objective", ("throughput", "memory"), "Search", "What the best layout has most of, or least."),
@@ -37,7 +38,7 @@ OPTIONS = (
 @click.command("plan", cls=SectionCommand)
 @with_options(OPTIONS)
 @output_options
-def command(output: render.Output, model: str, gpus: tuple[int, ...] | str, **options: Any) -> int:
+def command(output: render.Output, model: Any, gpus: Counts, **options: Any) -> int:
     """Search every layout and rank what fits."""
     if isinstance(gpus, tuple) and len(gpus) > 1:
         return _scale(output, model, gpus, options)
@@ -49,7 +50,7 @@ def command(output: render.Output, model: str, gpus: tuple[int, ...] | str, **op
     return EXIT_OK if answer.candidates else EXIT_NEGATIVE
 
 
-def _scale(output: render.Output, model: str, gpus: tuple[int, ...], options: dict[str, Any]) -> int:
+def _scale(output: render.Output, model: Any, gpus: tuple[int, ...], options: dict[str, Any]) -> int:
     from advisor.api import scale
     from advisor.cli.pages.scaling import scaling_document
 

@@ -38,6 +38,10 @@ STYLES = {"plain": "", "heading": "bold", "good": "green", "bad": "red", "dim": 
 _ASCII = str.maketrans({"\u202f": " ", "█": "#", "✓": "*", "·": "-", "→": ">", "×": "x", "…": "."})
 
 
+class ReaderGoneError(Exception):
+    """Whoever read the output has stopped reading, as `head` does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """What the output options of a verb say; `out` has one of `SUFFIXES`."""
@@ -79,7 +83,11 @@ def _write(text: str, stream: TextIO) -> None:
         text.encode(encoding)
     except UnicodeEncodeError:
         text = text.translate(_ASCII)
-    stream.write(text if text.endswith("\n") else text + "\n")
+    try:
+        stream.write(text if text.endswith("\n") else text + "\n")
+        stream.flush()
+    except BrokenPipeError as problem:
+        raise ReaderGoneError from problem
 
 
 def _styled(text: str, style: str, stream: TextIO) -> str:
@@ -131,7 +139,6 @@ def show(document: Document, output: Output) -> None:
     if output.out is not None:
         write_atomically(output.out, _text(document, SUFFIXES[output.out.suffix], None))
     _write(_text(document, output.form, sys.stdout), sys.stdout)
-    sys.stdout.flush()
     if not output.quiet:
         for hint in document.hints:
             notice(hint)
@@ -248,8 +255,9 @@ def _grid(block: Facts | Table | Bars) -> RenderableType:
         return grid
     grid.columns[1].justify = "right"
     grid.columns[1].no_wrap = True
+    whole = max((block.whole, *(size for _, size, _ in block.rows)))
     for name, size, remark in block.rows:
-        length = round(BAR_WIDTH * size / block.whole) if block.whole > 0 else 0
+        length = round(BAR_WIDTH * size / whole) if whole > 0 else 0
         grid.add_row(name, figure(size), f"{'█' * length:<{BAR_WIDTH}} {remark}")
     return grid
 

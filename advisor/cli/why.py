@@ -8,13 +8,13 @@ import click
 
 from advisor.cli import render
 from advisor.cli.options import (
+    GPUS,
+    MODEL,
     SectionCommand,
     given,
-    gpus_option,
     job_options,
     knob_options,
     layout_options,
-    model_option,
     output_options,
     placement_options,
     with_options,
@@ -22,8 +22,8 @@ from advisor.cli.options import (
 from advisor.errors import EXIT_NEGATIVE, EXIT_OK
 
 OPTIONS = (
-    model_option(required=True),
-    gpus_option(several=False, required=True),
+    MODEL,
+    GPUS,
     *job_options(several_counts=False),
     *placement_options(),
     *layout_options(),
@@ -34,7 +34,7 @@ OPTIONS = (
 @click.command("why", cls=SectionCommand)
 @with_options(OPTIONS)
 @output_options
-def command(output: render.Output, model: str, gpus: Any, **options: Any) -> int:
+def command(output: render.Output, model: Any, gpus: Any, **options: Any) -> int:
     """Why a layout is rejected or slower, and what helps."""
     from advisor.api import why
     from advisor.cli.pages.why import why_document

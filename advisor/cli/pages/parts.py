@@ -130,7 +130,7 @@ def memory_bars(memory: MemoryEstimate, reserve_bytes: float, stages: int) -> Ba
         rows.append(("headroom", gib(reserve_bytes), "asked for"))
     left = memory.budget_bytes - memory.peak_device_bytes
     rows.append(("free", gib(left), "left") if left >= 0 else ("missing", gib(-left), "over the budget"))
-    title = f"memory of stage {memory.worst_stage} of {stages}, {memory.worst_moment}"
+    title = f"memory: worst stage {memory.worst_stage} (of 0 to {stages - 1}), worst moment: {memory.worst_moment}"
     return Bars(title, "GiB", gib(memory.budget_bytes + reserve_bytes), tuple(rows))
 
 
