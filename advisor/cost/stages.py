@@ -112,8 +112,9 @@ def representative_stages(model: Model, columns: Columns, depth: int) -> tuple[S
     """The representative stages of every row, as many as the row with most of them has (others repeat their first).
 
     `depth` is the number of multi-token prediction modules trained. In-flight counts follow Megatron's schedules: 1F1B
-    keeps min(pp - r, m) microbatches on rank r; interleaving keeps (vpp - 1) * pp + 2 (pp - r - 1) + 1 chunks, and one
-    more with expert-parallel overlap (ML:megatron/core/pipeline_parallel/schedules.py@d98e8a64, lines 929-986).
+    keeps min(pp - r, m) microbatches on rank r; interleaving keeps (vpp - 1) * pp + 2 (pp - r - 1) + 1 chunks
+    (ML:megatron/core/pipeline_parallel/schedules.py@d98e8a64, lines 929-986). Expert-parallel overlap schedules one more
+    chunk ahead, but runs it layer by layer against a backward pass that frees as it goes: one layer more is alive.
     """
     kinds = range(len(model.kinds))
     per_split = [_representatives(model.pattern, len(model.kinds), split, depth) for split in columns.splits]
@@ -147,7 +148,9 @@ def _stage(ranks: Sequence[_Rank], kinds: range, columns: Columns) -> Stage:
         last = _gather([one.last for one in ranks], columns.split)[..., kind]
         interleaved = middle * np.minimum(pp, m) + first * np.minimum(on_first, m) + last * on_last
         layers.append(total)
-        alive.append(np.where(vpp == 1, total * plain, interleaved) + ahead * total / vpp)
+        alive.append(np.where(vpp == 1, total * plain, interleaved))
+    one_layer = ahead / np.maximum(np.sum(layers, axis=0), 1)
+    alive = [kept + one_layer * total for kept, total in zip(alive, layers, strict=True)]
     flags = np.array([(one.embedding, one.loss, one.modules, one.final_norm) for one in ranks], dtype=np.int64)
     flags = flags[columns.split]
     return Stage(
@@ -157,6 +160,6 @@ def _stage(ranks: Sequence[_Rank], kinds: range, columns: Columns) -> Stage:
         embedding=flags[..., 0],
         loss=flags[..., 1],
         modules=flags[..., 2],
-        microbatches=on_last + ahead,
+        microbatches=on_last,
         final_norm=flags[..., 3],
     )

@@ -1,0 +1,82 @@
+"""Memory around the tensors of the model: communication buffers, contexts, graph pools and host RAM."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from advisor.cost.facts import memory_facts
+from advisor.cost.states import States, shard_sizes
+from advisor.cost.tensors import local
+from advisor.spec.hardware import Cluster
+from advisor.spec.layout import Array, Columns, Dispatcher
+from advisor.spec.model import ExpertMlp, Model
+from advisor.spec.workload import Workload
+
+PRE_HOPPER_WORKSPACE = 0.25
+"""torch allocates 8 MiB of cuBLAS workspace before compute capability 9.0 and 32 MiB from it on."""
+
+
+def workspace_bytes(cluster: Cluster) -> float:
+    """Workspaces of cuBLAS that live in the caching allocator for the whole run."""
+    share = 1.0 if float(cluster.gpu.compute_capability) >= 9 else PRE_HOPPER_WORKSPACE
+    return memory_facts()["workspaces_bytes"].value * share
+
+
+def p2p_bytes(model: Model, workload: Workload, columns: Columns) -> Array:
+    """Receive buffers of the pipeline: one activation per direction, twice that when sends overlap compute.
+
+    Source: ML:megatron/core/pipeline_parallel/schedules.py, lines 2136-2143.
+    """
+    at = local(workload, columns)
+    one = at.element * model.hidden * model.hyper_connections * at.owned
+    return np.where(columns.pp > 1, 2 * np.where(columns.vpp > 1, 1 + columns.overlap_p2p, 1) * one, 0.0)
+
+
+def nccl_bytes(columns: Columns) -> Array:
+    """Buffers of NCCL: one set per communicator of more than one rank, and the channels of an all-to-all."""
+    facts = memory_facts()
+    groups = (columns.tp, columns.cp, columns.pp, columns.dp * columns.cp, columns.ep, columns.edp)
+    communicators: Array = np.minimum(columns.tp * columns.cp * columns.pp * columns.dp - 1, 1)
+    for size in groups:
+        communicators = communicators + np.minimum(size - 1, 1)
+    exchange = (
+        (columns.ep > 1) & (columns.dispatcher <= Dispatcher.alltoall) & (columns.dispatcher != Dispatcher.allgather)
+    )
+    peers = np.minimum(columns.ep / facts["nccl_peers"].value, 1.0)
+    all_to_all = np.where(exchange, facts["nccl_all_to_all_bytes"].value * peers, 0.0)
+    return communicators * facts["nccl_communicator_bytes"].value + all_to_all
+
+
+def ep_buffer_bytes(model: Model, cluster: Cluster, workload: Workload, columns: Columns) -> Array:
+    """Registered buffers of DeepEP (a fixed size hint) and HybridEP (every token of the NVLink domain, in and out)."""
+    if not model.is_moe:
+        return np.zeros(1)
+    at = local(workload, columns)
+    width = max(_routed_width(model, layer.mlp) for layer in model.kinds if isinstance(layer.mlp, ExpertMlp))
+    domain = np.minimum(columns.ep * columns.etp, cluster.used_per_domain)
+    hybrid = 2 * at.element * width * at.owned * domain
+    deep = np.where(columns.ep * columns.etp > 1, memory_facts()["deepep_buffer_bytes"].value, 0.0)
+    return np.where(
+        columns.dispatcher == Dispatcher.hybridep, hybrid, np.where(columns.dispatcher == Dispatcher.deepep, deep, 0.0)
+    )
+
+
+def _routed_width(model: Model, mlp: ExpertMlp) -> int:
+    return mlp.latent or model.hidden
+
+
+def host_bytes(cluster: Cluster, workload: Workload, columns: Columns, state: States | None) -> Array:
+    """Host RAM per node: offloaded optimizer state, a staged checkpoint shard and loader workers of its ranks.
+
+    A distributed checkpoint stages the optimizer shard of every rank, and its share of the weights
+    (ML:megatron/core/dist_checkpointing/strategies/fully_parallel.py).
+    """
+    facts = memory_facts()
+    ranks = min(cluster.system.gpus_per_node, cluster.gpus)
+    if state is None:
+        return np.zeros(columns.tp.shape)
+    dense_shards, _ = shard_sizes(columns)
+    staged = state.optimizer / np.maximum(1.0 - columns.optimizer_offload, 1e-9) * (columns.optimizer_offload < 1)
+    staged = staged + state.weights / np.maximum(dense_shards, 1)
+    workers = facts["loader_workers"].value * facts["loader_worker_bytes"].value
+    return ranks * (state.offloaded + staged + workers)

@@ -1,0 +1,175 @@
+"""Peak memory of a rank: named terms per pipeline stage and per moment of a step, as columns.
+
+`allocated` is what torch's max_memory_allocated would report and holds no fitted constant; `device` adds what lives
+outside of the caching allocator. The peak is the maximum over representative stages and over moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from advisor.cost.buffers import (
+    ep_buffer_bytes,
+    host_bytes,
+    nccl_bytes,
+)
+from advisor.cost.facts import memory_facts
+from advisor.cost.inference import serving_stage
+from advisor.cost.moments import StageMemory, training_stage
+from advisor.cost.params import padded_vocab
+from advisor.cost.stages import representative_stages
+from advisor.spec.hardware import Cluster
+from advisor.spec.layout import Array, Columns, CudaGraph
+from advisor.spec.model import Model
+from advisor.spec.plan import Kind, MemoryEstimate, Term
+from advisor.spec.workload import Workload
+
+TERMS = (
+    "weights", "gradients", "optimizer", "activations", "logits", "working_set", "dispatch_buffers", "optimizer_step",
+    "param_gather", "p2p_buffers", "context", "nccl", "ep_buffers", "cuda_graph_pool", "fragmentation",
+)  # fmt: skip
+STATIC = ("weights", "gradients", "optimizer")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryColumns:
+    """Peaks in bytes over the full table (knob axes first, rows last); `host_bytes` is host RAM per node."""
+
+    allocated_bytes: Array
+    device_bytes: Array
+    host_bytes: Array
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    columns: Columns
+
+    def detail(self, index: int) -> MemoryEstimate:
+        """Named terms of entry `index` (flat index into the full table) at its worst stage and moment."""
+        one = self.columns.pick(np.array([index]))
+        return _estimate(self.model, self.cluster, self.workload, one)
+
+
+def memory(model: Model, cluster: Cluster, workload: Workload, columns: Columns) -> MemoryColumns:
+    """Peak allocated, device and host bytes of every entry of the table; arrays of shape `columns.shape`."""
+    shape = columns.shape
+    parts = _stages(model, cluster, workload, columns)
+    beside = _beside(model, cluster, workload, columns)
+    share = _dynamic_share(columns)
+    allocated: Array | None = None
+    device: Array | None = None
+    host: Array = np.zeros(1)
+    for part in parts:
+        static = _sum(part.static)
+        dynamic = _max([_sum(terms) for terms in part.moments.values()])
+        here = static + dynamic
+        outside = here + (dynamic * share + (beside + part.graph_inputs))
+        allocated = here if allocated is None else np.maximum(allocated, here)
+        device = outside if device is None else np.maximum(device, outside)
+        host = np.maximum(host, host_bytes(cluster, workload, columns, part.states))
+    return MemoryColumns(
+        allocated_bytes=np.broadcast_to(np.asarray(allocated), shape),
+        device_bytes=np.broadcast_to(np.asarray(device), shape),
+        host_bytes=np.broadcast_to(host, shape),
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        columns=columns,
+    )
+
+
+def _stages(model: Model, cluster: Cluster, workload: Workload, columns: Columns) -> list[StageMemory]:
+    stages = representative_stages(model, columns, workload.mtp_depth)
+    build = training_stage if workload.mode == "train" else serving_stage
+    return [build(model, cluster, workload, columns, stage) for stage in stages]
+
+
+def _beside(model: Model, cluster: Cluster, workload: Workload, columns: Columns) -> Array:
+    """Device memory that depends on no stage and no moment."""
+    context = memory_facts()["context_bytes"].value
+    return context + nccl_bytes(columns) + ep_buffer_bytes(model, cluster, workload, columns)
+
+
+def _dynamic_share(columns: Columns) -> Array:
+    """Fragmentation and full-iteration graph pool, as a share of what is allocated and freed within a step."""
+    facts = memory_facts()
+    pool = np.where(columns.cuda_graph == CudaGraph.full_iteration, facts["full_graph_share"].value, 0.0)
+    return facts["fragmentation_share"].value + pool
+
+
+def _sum(terms: Mapping[str, Array]) -> Array:
+    """Sum of terms, smallest shape first so that broadcasting happens once."""
+    total: Array = np.zeros(1)
+    for term in sorted(terms.values(), key=np.size):
+        total = total + term
+    return total
+
+
+def _max(values: list[Array]) -> Array:
+    highest = values[0]
+    for value in values[1:]:
+        highest = np.maximum(highest, value)
+    return highest
+
+
+def _kinds() -> dict[str, Kind]:
+    """Kind of every term: formulae of sizes are as good as a datasheet; the rest says what its facts are."""
+    facts = memory_facts()
+    kinds: dict[str, Kind] = dict.fromkeys(TERMS, "datasheet")
+    kinds.update(
+        context=facts["context_bytes"].kind,
+        nccl=facts["nccl_communicator_bytes"].kind,
+        ep_buffers=facts["deepep_buffer_bytes"].kind,
+        cuda_graph_pool=facts["full_graph_share"].kind,
+        fragmentation=facts["fragmentation_share"].kind,
+    )
+    return kinds
+
+
+def _scalar(value: Array) -> float:
+    return float(np.asarray(value).reshape(-1)[0])
+
+
+def _estimate(model: Model, cluster: Cluster, workload: Workload, one: Columns) -> MemoryEstimate:
+    """The estimate of a table with one entry."""
+    whole = memory(model, cluster, workload, one)
+    graph = memory_facts()["full_graph_share"].value * float(_scalar(one.cuda_graph) == CudaGraph.full_iteration)
+    share = memory_facts()["fragmentation_share"].value
+    beside = {
+        "context": memory_facts()["context_bytes"].value,
+        "nccl": _scalar(nccl_bytes(one)),
+        "ep_buffers": _scalar(ep_buffer_bytes(model, cluster, workload, one)),
+    }
+    best: tuple[float, int, str, dict[str, float]] | None = None
+    table = []
+    for part in _stages(model, cluster, workload, one):
+        static = {name: _scalar(value) for name, value in part.static.items()}
+        shown: dict[str, float] = {"rank": _scalar(part.rank)}
+        for moment, terms in part.moments.items():
+            dynamic = {name: _scalar(value) for name, value in terms.items()}
+            changing = sum(dynamic.values())
+            every = {**static, **dynamic, **beside}
+            every["cuda_graph_pool"] = graph * changing + _scalar(part.graph_inputs)
+            every["fragmentation"] = share * changing
+            peak = sum(every.values())
+            shown[moment] = peak
+            if best is None or peak > best[0]:
+                best = (peak, int(shown["rank"]), moment, every)
+        table.append(MappingProxyType(shown))
+    if best is None:
+        raise ValueError("a layout without stages")
+    kinds = _kinds()
+    return MemoryEstimate(
+        peak_allocated_bytes=_scalar(whole.allocated_bytes),
+        peak_device_bytes=best[0],
+        budget_bytes=cluster.usable_bytes,
+        worst_stage=best[1],
+        worst_moment=best[2],
+        terms=MappingProxyType({name: Term(best[3].get(name, 0.0), kinds[name]) for name in TERMS}),
+        host_bytes=_scalar(whole.host_bytes),
+        padded_vocab=int(_scalar(padded_vocab(model, workload, one))),
+        stages=tuple(table),
+    )
