@@ -69,7 +69,10 @@ class StepEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One layout with its knobs and what it costs; `step` is None outside training."""
+    """One layout with its knobs and what it costs; `step` is None outside training.
+
+    `mtp_depth` is the number of prediction modules trained, which the layout string has to name.
+    """
 
     rank: int
     layout: Layout
@@ -77,6 +80,7 @@ class Candidate:
     memory: MemoryEstimate
     step: StepEstimate | None
     findings: tuple[Finding, ...] = ()
+    mtp_depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
