@@ -1,8 +1,8 @@
 """Weight-gradient placeholders: one tensor per distinct shape of linear weight.
 
 With gradient accumulation fused into the GEMM the true gradient goes straight to the main buffer, but autograd still
-wants a tensor of the weight's shape. Transformer Engine keeps one uninitialised tensor per shape and data type for the whole
-run (TE:transformer_engine/pytorch/module/base.py, get_dummy_wgrad), and they are allocated memory.
+wants a tensor of the weight's shape. Transformer Engine keeps one uninitialised tensor per shape and data type for the
+whole run (TE:transformer_engine/pytorch/module/base.py, get_dummy_wgrad), and they are allocated memory.
 """
 
 from __future__ import annotations

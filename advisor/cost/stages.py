@@ -113,8 +113,8 @@ def representative_stages(model: Model, columns: Columns, depth: int) -> tuple[S
 
     `depth` is the number of multi-token prediction modules trained. In-flight counts follow Megatron's schedules: 1F1B
     keeps min(pp - r, m) microbatches on rank r; interleaving keeps (vpp - 1) * pp + 2 (pp - r - 1) + 1 chunks
-    (ML:megatron/core/pipeline_parallel/schedules.py@d98e8a64, lines 929-986). Expert-parallel overlap schedules one more
-    chunk ahead, but runs it layer by layer against a backward pass that frees as it goes: one layer more is alive.
+    (ML:megatron/core/pipeline_parallel/schedules.py@d98e8a64, lines 929-986). Expert-parallel overlap schedules one
+    more chunk, but runs it layer by layer against a backward pass that frees as it goes: one layer more is alive.
     """
     kinds = range(len(model.kinds))
     per_split = [_representatives(model.pattern, len(model.kinds), split, depth) for split in columns.splits]
