@@ -233,6 +233,16 @@ def host_s(layer: Layer, columns: Columns, profile: Profile) -> Array:
     return out
 
 
+def sync_s(layer: Layer, workload: Workload, columns: Columns, profile: Profile) -> Array:
+    """Seconds in which the GPU waits because the host must read the token counts of a layer before it goes on.
+
+    Neither with a graph of the whole iteration nor when every expert gets a fixed number of tokens.
+    """
+    if not isinstance(layer.mlp, ExpertMlp) or workload.pad_to_capacity:
+        return ZERO
+    return np.where(columns.cuda_graph == CudaGraph.full_iteration, 0.0, profile.value("host_sync_s"))
+
+
 def head_kernels(model: Model, workload: Workload, padded_vocab: Array, columns: Columns, profile: Profile) -> Pass:
     """Logits and loss of one microbatch on a rank: bf16 product, fp32 softmax and its gradient in memory passes.
 

@@ -13,7 +13,7 @@ from advisor.cost.elementwise import ZERO
 from advisor.cost.flops import Gemm, LocalGemm, model_flops_per_token, module_layers, rank_tokens
 from advisor.cost.hiding import PARALLELISMS, Exchange, head_traffic, layer_traffic, optimizer_s, p2p_s, step_tail
 from advisor.cost.interval import interval
-from advisor.cost.kernels import dense_gemm, head_kernels, host_s, layer_kernels
+from advisor.cost.kernels import dense_gemm, head_kernels, host_s, layer_kernels, sync_s
 from advisor.cost.params import padded_vocab, stage_params
 from advisor.cost.pipeline import fill_and_drain_s, p2p_exposed, slowest, steady_s
 from advisor.cost.placement import spans
@@ -78,7 +78,8 @@ def _layer(layer: Layer, job: Setting) -> Seconds:
         "recompute": recompute_s(job.model, job.columns, kernels, traffic),
         **_traffic(traffic),
     }
-    seconds["host"] = np.maximum(host_s(layer, job.columns, job.profile) - total(seconds), 0.0)
+    waits = sync_s(layer, job.workload, job.columns, job.profile)
+    seconds["host"] = waits + np.maximum(host_s(layer, job.columns, job.profile) - total(seconds) - waits, 0.0)
     return seconds
 
 

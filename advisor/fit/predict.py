@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +20,7 @@ def predicted_step_s(runs: Sequence[Run], profile_of: Callable[[Gpu], Profile] =
     jobs: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for i, run in enumerate(runs):
         system = run.cluster.system
-        jobs[run.model, system.name, run.cluster.gpus, run.workload].append(i)
+        jobs[run.model, system.name, run.cluster.gpus, replace(run.workload, software="")].append(i)
     out = np.empty(len(runs))
     for members in jobs.values():
         first = runs[members[0]]

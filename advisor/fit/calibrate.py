@@ -1,0 +1,160 @@
+"""Fits the few coefficients that decide to measured runs, within their bounds, deterministically.
+
+Least squares with a soft L1 loss on log(predicted / measured) over the logarithms of the coefficients; every group of
+runs weighs the same whatever its size, and a weak pull towards the starting values settles what the runs leave open.
+scipy is imported only here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from advisor.cost.profile import Profile, load_profile
+from advisor.fit.predict import predicted_step_s
+from advisor.fit.runs import Run
+from advisor.spec.hardware import Gpu
+from advisor.spec.layout import Array
+
+PULL = 0.02
+"""Weight of one e-fold of distance from the starting value against one run's log error."""
+SOFT = 0.06
+"""Log error above which a run counts linearly instead of squared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Coefficients that a fit moves together by one factor: names, and the architectures or GPUs it applies to.
+
+    A name "gemm.bf16" is a sustained GEMM rate. `where` are substrings of GPU names; empty means every GPU.
+    """
+
+    names: tuple[str, ...]
+    where: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Name in tables."""
+        return "+".join(self.names) + ("@" + "/".join(self.where) if self.where else "")
+
+
+HOPPER, BLACKWELL = ("h100", "h200", "h800"), ("b200", "b300", "gb200", "gb300")
+DIALS = (
+    Dial(("gemm.bf16", "gemm.fp16"), ("a100", "a800")),
+    Dial(("gemm.bf16", "gemm.fp16"), HOPPER),
+    Dial(("gemm.fp8",), HOPPER),
+    Dial(("gemm.bf16", "gemm.fp16"), ("b200-sxm",)),
+    Dial(("gemm.fp8", "gemm.mxfp8", "gemm.nvfp4"), ("b200-sxm",)),
+    *(Dial(names, (gpu,)) for gpu in ("gb200", "gb300") for names in (
+        ("gemm.bf16", "gemm.fp16"), ("gemm.fp8",), ("gemm.mxfp8",), ("gemm.nvfp4",))),
+    Dial(("gemm_ramp_n", "gemm_ramp_k")),
+    Dial(("grouped_fwd", "grouped_dgrad", "grouped_wgrad")),
+    Dial(("attention_time_factor",), ("a100", "a800", *HOPPER)),
+    Dial(("attention_time_factor",), BLACKWELL),
+    Dial(("attention_sink_factor",)),
+    Dial(("memory_share",)),
+    Dial(("quantise_bytes",)),
+    Dial(("mamba_peak_share",)),
+    Dial(("per_expert_s",)),
+    Dial(("host_sync_s",)),
+    Dial(("ep_exposed",)),
+    Dial(("ep_exposed_overlap",)),
+    Dial(("tp_exposed",)),
+    Dial(("tp_exposed_overlap",)),
+    Dial(("dp_exposed",)),
+    Dial(("fsdp_exposed",)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """Result of a fit: the factor of each dial on its starting value."""
+
+    dials: tuple[Dial, ...]
+    factors: Array
+
+    def profile(self, gpu: Gpu) -> Profile:
+        """The GPU's profile with the fitted coefficients."""
+        return turned(load_profile(gpu), self.dials, self.factors)
+
+
+def turned(profile: Profile, dials: Sequence[Dial], factors: Array) -> Profile:
+    """`profile` with the coefficients of every dial that applies to its GPU multiplied, held inside their bounds."""
+    coefficients, gemm = dict(profile.coefficients), dict(profile.gemm)
+    for dial, factor in zip(dials, factors, strict=True):
+        if dial.where and not any(profile.gpu.name.startswith(part) for part in dial.where):
+            continue
+        for name in dial.names:
+            entries, key = (gemm, name[5:]) if name.startswith("gemm.") else (coefficients, name)
+            if key in entries:
+                one = entries[key]
+                value = float(np.clip(one.value * factor, one.low, one.high))
+                entries[key] = replace(one, value=value)
+    return replace(profile, coefficients=MappingProxyType(coefficients), gemm=MappingProxyType(gemm))
+
+
+def _bounds(dials: Sequence[Dial], gpus: Sequence[Gpu]) -> tuple[Array, Array]:
+    """Least and greatest log factor of each dial such that every coefficient stays inside its bounds."""
+    low, high = np.full(len(dials), -np.inf), np.full(len(dials), np.inf)
+    for i, dial in enumerate(dials):
+        for gpu in gpus:
+            if dial.where and not any(gpu.name.startswith(part) for part in dial.where):
+                continue
+            profile = load_profile(gpu)
+            for name in dial.names:
+                one = profile.gemm.get(name[5:]) if name.startswith("gemm.") else profile.coefficients[name]
+                if one is not None:
+                    low[i] = max(low[i], np.log(max(one.low, one.value * 0.1) / one.value))
+                    high[i] = min(high[i], np.log(one.high / one.value))
+    return np.where(np.isfinite(low), low, -1e-3), np.where(np.isfinite(high), high, 1e-3) + 1e-9
+
+
+def weights(runs: Sequence[Run], caps: Mapping[str, float]) -> Array:
+    """Weight per run: a group's runs share as much as `caps` says (in runs), at most one each."""
+    sizes = Counter(run.group for run in runs)
+    return np.array([np.sqrt(min(1.0, caps.get(run.group, np.inf) / sizes[run.group])) for run in runs])
+
+
+def calibrate(runs: Sequence[Run], caps: Mapping[str, float], dials: Sequence[Dial] = DIALS, steps: int = 12) -> Fit:
+    """Fits `dials` to the measured step times of `runs`."""
+    from scipy.optimize import least_squares
+
+    gpus = list({run.cluster.gpu.name: run.cluster.gpu for run in runs}.values())
+    measured = np.log([run.step_s or np.nan for run in runs])
+    weight = weights(runs, caps)
+    low, high = _bounds(dials, gpus)
+    applies = [[not d.where or any(r.cluster.gpu.name.startswith(p) for p in d.where) for r in runs] for d in dials]
+
+    def log_errors(logs: Array, members: Sequence[int]) -> Array:
+        made = {gpu.name: turned(load_profile(gpu), dials, np.exp(logs)) for gpu in gpus}
+        predicted = predicted_step_s([runs[i] for i in members], lambda gpu: made[gpu.name])
+        return np.log(predicted) - measured[list(members)]
+
+    everyone = list(range(len(runs)))
+
+    def residuals(logs: Array) -> Array:
+        return np.concatenate([weight * log_errors(logs, everyone), PULL * logs])
+
+    def jacobian(logs: Array) -> Array:
+        base = log_errors(logs, everyone)
+        out = np.zeros((len(runs) + len(dials), len(dials)))
+        for j in range(len(dials)):
+            members = [i for i in everyone if applies[j][i]]
+            step = 1e-3 if logs[j] + 1e-3 < high[j] else -1e-3
+            moved = logs.copy()
+            moved[j] += step
+            if members:
+                out[members, j] = weight[members] * (log_errors(moved, members) - base[members]) / step
+            out[len(runs) + j, j] = PULL
+        return out
+
+    start = np.clip(np.zeros(len(dials)), low, high)
+    found = least_squares(
+        residuals, start, jac=jacobian, bounds=(low, high), loss="soft_l1", f_scale=SOFT, max_nfev=steps
+    )
+    return Fit(tuple(dials), np.exp(found.x))
+
