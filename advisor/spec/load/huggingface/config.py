@@ -30,10 +30,16 @@ class Config:
         return self.values.get(key) is not None
 
     def size(self, *keys: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
-        """The first of `keys` that is there, as an integer between `least` and `most`; `default` when none is."""
+        """The first of `keys` that is there, as an integer between `least` and `most`; `default` when none is.
+
+        A list of one repeated value (one entry per layer, as Hunyuan writes it) counts as that value.
+        """
         for key in keys:
             if self.has(key):
-                return self._integer(key, self.values[key], least, most)
+                value = self.values[key]
+                if isinstance(value, list) and value and all(item == value[0] for item in value):
+                    value = value[0]
+                return self._integer(key, value, least, most)
         if default is not None:
             return default
         self.missing.append(" or ".join(f"'{key}'" for key in keys))
@@ -85,6 +91,12 @@ class Config:
             self.broken.append(f"'{key}' must be a list of integers, not {short(value)}")
             return None
         return tuple(self._integer(key, item, least, most) for item in value)
+
+    def lines(self, key: str) -> tuple[str, ...]:
+        """`key` as free text: a string or a list of strings; nothing else is worth a complaint."""
+        value = self.values.get(key, ())
+        value = [value] if isinstance(value, str) else value
+        return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list | tuple) else ()
 
     def names(self, key: str) -> tuple[str, ...] | None:
         """`key` as a list of strings, None when absent."""

@@ -5,13 +5,27 @@ from __future__ import annotations
 import dataclasses
 
 from advisor.spec.load.huggingface.config import Config
-from advisor.spec.load.huggingface.parts import Frame, assemble, dense, grouped_query, head_norm, num_layers
-from advisor.spec.model import Layer, Model
+from advisor.spec.load.huggingface.parts import (
+    Frame,
+    assemble,
+    dense,
+    full_attention,
+    grouped_query,
+    head_norm,
+    num_layers,
+)
+from advisor.spec.model import GroupedQueryAttention, Layer, Model
 
 
 def llama(c: Config) -> Model:
-    """Llama 1 to 3, Mistral: grouped-query attention and SwiGLU, nothing else."""
+    """Llama 1 to 3: grouped-query attention and SwiGLU, nothing else."""
     layer = Layer(grouped_query(c), dense(c))
+    return assemble(c, [layer] * num_layers(c), Frame())
+
+
+def mistral(c: Config) -> Model:
+    """Mistral, Phi-3: Llama's shape, perhaps with a sliding window in every layer."""
+    layer = Layer(grouped_query(c, window=c.optional_size("sliding_window")), dense(c))
     return assemble(c, [layer] * num_layers(c), Frame())
 
 
@@ -27,21 +41,44 @@ def qwen3(c: Config) -> Model:
     return assemble(c, [layer] * num_layers(c), Frame())
 
 
+GEMMA3_DEFAULTS = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "sliding_window": 4096,
+}
+
+
+def gemma(c: Config) -> Model:
+    """Gemma 1: heads of 256 and tied embeddings."""
+    layer = Layer(grouped_query(c, head_dim=256), dense(c))
+    return assemble(c, [layer] * num_layers(c), Frame(tied=True))
+
+
+def gemma2(c: Config) -> Model:
+    """Gemma 2: four norms a layer, every second layer with a sliding window."""
+    return _gemma_windows(c, grouped_query(c, head_dim=256), every=2)
+
+
 def gemma3(c: Config) -> Model:
-    """Gemma 3: four norms a layer, every sixth layer with full attention, the others with a sliding window."""
-    attention = grouped_query(c, qk_norm=head_norm(c, default=True), head_dim=256)
-    window = c.size("sliding_window", default=4096)
+    """Gemma 3: four norms a layer, every sixth layer with full attention, the others with a sliding window.
+
+    Published files of the multimodal models leave out what equals the class defaults (transformers 5.24.0, gemma3).
+    """
+    c.values = {**GEMMA3_DEFAULTS, **c.values}
     every = c.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
+    return _gemma_windows(c, grouped_query(c, qk_norm=head_norm(c, default=True), head_dim=256), every)
+
+
+def _gemma_windows(c: Config, attention: GroupedQueryAttention, every: int) -> Model:
     mlp, norms = dense(c), 4 if c.flag("sandwich_norm", default=True) else 2
+    local = Layer(dataclasses.replace(attention, window=c.size("sliding_window", default=4096)), mlp, norms)
     full = Layer(attention, mlp, norms)
-    local = Layer(dataclasses.replace(attention, window=window), mlp, norms)
-    types = c.names("layer_types")
-    is_full = [kind == "full_attention" for kind in types] if types else []
-    if not is_full:
-        is_full = [(i + 1) % every == 0 for i in range(num_layers(c))]
-    elif len(is_full) != num_layers(c):
-        c.problem(f"'layer_types' names {len(is_full)} layers, 'num_hidden_layers' is {num_layers(c)}")
-    return assemble(c, [full if one else local for one in is_full], Frame(tied=True))
+    layers = [full if one else local for one in full_attention(c, lambda i: (i + 1) % every == 0)]
+    return assemble(c, layers, Frame(tied=True))
 
 
 def nemotron(c: Config) -> Model:
@@ -64,9 +101,12 @@ def megatron_gpt(c: Config) -> Model:
 
 FAMILIES = {
     "llama": llama,
-    "mistral": llama,
+    "mistral": mistral,
+    "phi3": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "gemma": gemma,
+    "gemma2": gemma2,
     "gemma3_text": gemma3,
     "nemotron": nemotron,
     "megatron_gpt": megatron_gpt,

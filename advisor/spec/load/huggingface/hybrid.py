@@ -9,6 +9,7 @@ from advisor.spec.load.huggingface.parts import (
     dense,
     depth,
     experts,
+    full_attention,
     grouped_query,
     head_norm,
     num_layers,
@@ -102,13 +103,9 @@ def _delta_hybrid(c: Config, mlp: FeedForward) -> Model:
         output_gate=c.flag("attn_output_gate", default=True),
     )
     full, linear = Layer(attention, mlp), Layer(_delta_net(c), mlp)
-    interval, types = c.size("full_attention_interval", default=4), c.names("layer_types")
-    is_full = [kind == "full_attention" for kind in types] if types else []
-    if not is_full:
-        is_full = [(i + 1) % interval == 0 for i in range(num_layers(c))]
-    elif len(is_full) != num_layers(c):
-        c.problem(f"'layer_types' names {len(is_full)} layers, 'num_hidden_layers' is {num_layers(c)}")
-    return assemble(c, [full if one else linear for one in is_full], Frame(mtp_depth=depth(c), mtp_layers=(full,)))
+    interval = c.size("full_attention_interval", default=4)
+    layers = [full if one else linear for one in full_attention(c, lambda i: (i + 1) % interval == 0)]
+    return assemble(c, layers, Frame(mtp_depth=depth(c), mtp_layers=(full,)))
 
 
 def qwen3_next(c: Config) -> Model:

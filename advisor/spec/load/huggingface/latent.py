@@ -17,13 +17,13 @@ def indexer(c: Config) -> SparseIndexer:
 def _shared_and_routed(c: Config, *, v3: bool) -> ExpertMlp:
     width = c.size("moe_intermediate_size")
     shared = width * c.size("n_shared_experts", default=0, least=0)
-    score = "sigmoid" if v3 else "softmax"
-    return experts(c, ffn=width, shared_ffn=shared, score=score, router_bias=v3)  # type: ignore[arg-type]
+    return experts(c, ffn=width, shared_ffn=shared, score="sigmoid" if v3 else "softmax", router_bias=v3)
 
 
 def _deepseek(c: Config, *, v3: bool, sparse_attention: bool = False) -> Model:
     attention = latent(c, indexer(c) if sparse_attention else None)
-    layers = sparse_after(c, Layer(attention, dense(c)), Layer(attention, _shared_and_routed(c, v3=v3)))
+    sparse = Layer(attention, _shared_and_routed(c, v3=v3))
+    layers = sparse_after(c, Layer(attention, dense(c)), sparse, leading=3 if v3 else 0)
     return assemble(c, layers, Frame(mtp_depth=depth(c)))
 
 
@@ -82,11 +82,13 @@ def deepseek_v4(c: Config) -> Model:
     routed = experts(c, ffn=width, shared_ffn=shared, score="sqrtsoftplus", router_bias=True)
     hashed = dataclasses.replace(routed, router_bias=False, hash_routed=True)
     hash_layers = c.size("num_hash_layers", default=3, least=0, most=MOST_LAYERS)
+    types = c.names("mlp_layer_types")
+    is_hashed = [i < hash_layers if types is None else types[i : i + 1] == ("hash_moe",) for i in range(num_layers(c))]
     layers = []
     for i, ratio in enumerate(_ratios(c)):
         # Only the lightly compressed layers pick keys with an indexer (transformers 5.24.0, deepseek_v4).
         attention = dataclasses.replace(base, ratio=ratio, indexer=indexer(c) if 0 < ratio < 128 else None)
-        layers.append(Layer(attention, hashed if i < hash_layers else routed))
+        layers.append(Layer(attention, hashed if is_hashed[i] else routed))
     return assemble(c, layers, Frame(mtp_depth=depth(c), hyper_connections=c.size("hc_mult", default=4, most=64)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -20,8 +20,6 @@ from advisor.spec.model import (
 )
 
 Score = Literal["softmax", "sigmoid", "sqrtsoftplus"]
-GATED_ACTIVATIONS = ("silu", "swiglu", "swish", "gelu_pytorch_tanh", "geglu")
-PLAIN_ACTIVATIONS = ("gelu", "gelu_new", "relu2", "relu", "squared_relu", "gelu_fast")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +135,38 @@ def experts(
     )
 
 
-def sparse_after(c: Config, first: Layer, rest: Layer, *, key: str = "first_k_dense_replace") -> list[Layer]:
-    """`first` for the leading layers that `key` counts, `rest` for the others."""
+def sparse_after(c: Config, first: Layer, rest: Layer, *, leading: int = 0) -> list[Layer]:
+    """`first` for the dense layers and `rest` for the sparse ones.
+
+    Which is which stands, in this order, in `mlp_layer_types`, in `moe_layers_enum` (the sparse ones), in a listed
+    `moe_layer_freq` (0/1), or in `first_k_dense_replace` (default `leading`) with an interval `moe_layer_freq`.
+    """
     count = num_layers(c)
-    leading = min(c.size(key, default=0, least=0), count)
-    return [first] * leading + [rest] * (count - leading)
+    types, chosen = c.names("mlp_layer_types"), c.sizes("moe_layers_enum", most=MOST_LAYERS)
+    freq = c.sizes("moe_layer_freq", most=1) if isinstance(c.values.get("moe_layer_freq"), list) else None
+    if types is not None:
+        is_sparse = [kind != "dense" for kind in types]
+    elif chosen is not None:
+        is_sparse = [i in chosen for i in range(count)]
+    elif freq is not None:
+        is_sparse = [flag == 1 for flag in freq]
+    else:
+        start = c.size("first_k_dense_replace", default=leading, least=0)
+        interval = c.size("moe_layer_freq", default=1)
+        is_sparse = [i >= start and i % interval == 0 for i in range(count)]
+    if len(is_sparse) != count:
+        c.problem(f"sparse layers are listed for {len(is_sparse)} layers, 'num_hidden_layers' is {count}")
+    return [rest if one else first for one in is_sparse]
+
+
+def full_attention(c: Config, otherwise: Callable[[int], bool]) -> list[bool]:
+    """Which layers attend to everything: those that `layer_types` names so, or those that `otherwise` picks."""
+    types, count = c.names("layer_types"), num_layers(c)
+    if types is None:
+        return [otherwise(i) for i in range(count)]
+    if len(types) != count:
+        c.problem(f"'layer_types' names {len(types)} layers, 'num_hidden_layers' is {count}")
+    return [kind == "full_attention" for kind in types]
 
 
 def depth(c: Config) -> int:
@@ -161,7 +186,6 @@ def assemble(c: Config, layers: Sequence[Layer], frame: Frame) -> Model:
     mtp = None
     if frame.mtp_depth:
         mtp = MultiTokenPrediction(depth=frame.mtp_depth, layers=tuple(number[layer] for layer in mtp_layers))
-    source = c.values.get("_source", ())
     return Model(
         name=c.text("_name", default=c.where),
         family=c.text("model_type", default=""),
@@ -177,6 +201,6 @@ def assemble(c: Config, layers: Sequence[Layer], frame: Frame) -> Model:
         mtp=mtp,
         hyper_connections=frame.hyper_connections,
         max_position=c.size("max_position_embeddings", "max_seq_len", default=0, least=0, most=2**40),
-        source=tuple(str(line) for line in ([source] if isinstance(source, str) else source)),
-        notes=(c.text("_notes", default=""),) if c.has("_notes") else (),
+        source=c.lines("_source"),
+        notes=c.lines("_notes"),
     )

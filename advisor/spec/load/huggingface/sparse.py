@@ -11,6 +11,7 @@ from advisor.spec.load.huggingface.parts import (
     dense,
     depth,
     experts,
+    full_attention,
     grouped_query,
     head_norm,
     num_layers,
@@ -108,7 +109,8 @@ def gpt_oss(c: Config) -> Model:
     sparse = experts(c, ffn=c.size("intermediate_size"), bias=moe_bias, router_linear_bias=moe_bias)
     full = Layer(attention, sparse)
     local = Layer(dataclasses.replace(attention, window=c.size("sliding_window", default=128)), sparse)
-    return assemble(c, [full if i % 2 else local for i in range(num_layers(c))], Frame())
+    layers = [full if one else local for one in full_attention(c, lambda i: i % 2 == 1)]
+    return assemble(c, layers, Frame())
 
 
 def glm4_moe(c: Config) -> Model:
@@ -117,7 +119,8 @@ def glm4_moe(c: Config) -> Model:
     width = c.size("moe_intermediate_size")
     shared = width * c.size("n_shared_experts", default=1, least=0)
     sparse = experts(c, ffn=width, shared_ffn=shared, score="sigmoid", router_bias=True)
-    return assemble(c, sparse_after(c, Layer(attention, dense(c)), Layer(attention, sparse)), Frame(mtp_depth=depth(c)))
+    layers = sparse_after(c, Layer(attention, dense(c)), Layer(attention, sparse), leading=1)
+    return assemble(c, layers, Frame(mtp_depth=depth(c)))
 
 
 def ernie(c: Config) -> Model:
@@ -175,7 +178,7 @@ def llama4(c: Config) -> Model:
 
 def hunyuan(c: Config) -> Model:
     """Hunyuan-Large: cross-layer attention shares keys and values of every `cla_share_factor` layers."""
-    attention = grouped_query(c, qk_norm=head_norm(c, default=False))
+    attention = grouped_query(c, qk_norm=head_norm(c, default=True))
     width = c.size("moe_intermediate_size", "intermediate_size")
     shared = width * c.size("num_shared_expert", "num_shared_experts", default=1, least=0)
     sparse = experts(c, ffn=width, shared_ffn=shared if c.flag("use_mixed_mlp_moe", default=True) else 0)
@@ -200,10 +203,8 @@ def step3(c: Config) -> Model:
     groups = c.size("num_attention_groups", "num_key_value_heads", default=1)
     attention = dataclasses.replace(base, kv_heads=groups, query_rank=c.size("share_q_dim"))
     sparse = experts(c, ffn=c.size("moe_intermediate_size"), shared_ffn=c.size("share_expert_dim", default=0, least=0))
-    chosen = c.sizes("moe_layers_enum", most=MOST_LAYERS)
-    first, rest = Layer(attention, dense(c)), Layer(attention, sparse)
-    is_sparse = [i in chosen if chosen is not None else i > 0 for i in range(num_layers(c))]
-    return assemble(c, [rest if one else first for one in is_sparse], Frame())
+    layers = sparse_after(c, Layer(attention, dense(c)), Layer(attention, sparse), leading=1)
+    return assemble(c, layers, Frame())
 
 
 def step3p7(c: Config) -> Model:
@@ -212,7 +213,8 @@ def step3p7(c: Config) -> Model:
     width = c.size("moe_intermediate_size")
     shared = c.size("share_expert_dim", default=width, least=0)
     sparse = experts(c, ffn=width, shared_ffn=shared, score="sigmoid", router_bias=True)
-    return assemble(c, sparse_after(c, Layer(attention, dense(c)), Layer(attention, sparse)), Frame(mtp_depth=depth(c)))
+    layers = sparse_after(c, Layer(attention, dense(c)), Layer(attention, sparse), leading=3)
+    return assemble(c, layers, Frame(mtp_depth=depth(c)))
 
 
 FAMILIES = {
@@ -228,11 +230,13 @@ FAMILIES = {
     "ernie4_5_moe": ernie,
     "minimax_m2": minimax_m2,
     "minimax_m3": minimax_m3,
+    "minimax_m3_vl_text": minimax_m3,
     "llama4_text": llama4,
     "hunyuan": hunyuan,
     "hunyuan_v1_moe": hunyuan,
     "bailing_moe": bailing,
     "bailing_moe_v2": bailing,
     "step3_text": step3,
+    "step3p5": step3p7,
     "step3p7": step3p7,
 }
