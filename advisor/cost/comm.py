@@ -132,7 +132,8 @@ def _flex_s(
 ) -> Array:
     link = link_Bps(cluster) * profile.value(f"{name}_link_share")
     network = cluster.network_Bps * profile.value(f"{name}_network_share")
-    latency = profile.value(f"{name}_latency_s") + _ring_latency_s(profile, span)
+    beyond = np.where(span.domains > 1, profile.value(f"{name}_network_latency_s"), 0.0)
+    latency = profile.value(f"{name}_latency_s") + beyond
     return np.maximum(inside / link, across / network) + latency
 
 

@@ -95,13 +95,15 @@ class Profile:
         return rate
 
     def gemm_efficiency(self, m: Array, n: Array, k: Array) -> Array:
-        """Share of the sustained rate that an (m, k) x (k, n) GEMM reaches: 1 for large dimensions (columns).
+        """Share of the sustained rate that an (m, k) x (k, n) GEMM reaches: at most 1, less for small sizes (columns).
 
-        `m`, `n`, `k` are local (after TP, CP). Form: 1 / (1 + m0/m + n0/n + k0/k), a ramp that costs a fixed number of
-        rows, columns and inner steps.
+        `m`, `n`, `k` are local (after TP, CP). A ramp costs a fixed number of rows, columns and inner steps:
+        1 / (1 + m0/m + n0/n + k0/k), over its value at `gemm_reference_dim`, where the sustained rate was seen.
         """
         value = self.value
-        return 1 / (1 + value("gemm_ramp_m") / m + value("gemm_ramp_n") / n + value("gemm_ramp_k") / k)
+        m0, n0, k0 = value("gemm_ramp_m"), value("gemm_ramp_n"), value("gemm_ramp_k")
+        reference = 1 + (m0 + n0 + k0) / value("gemm_reference_dim")
+        return np.minimum(reference / (1 + m0 / m + n0 / n + k0 / k), 1.0)
 
     def grouped_efficiency(self, direction: Direction, m: Array, n: Array, k: Array) -> Array:
         """Share of the sustained dense rate that grouped GEMMs reach in one direction (columns).
