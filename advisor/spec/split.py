@@ -44,7 +44,7 @@ _LONGEST_LAYOUT = 100_000
 
 def _unroll(text: str) -> str:
     """Layout text with every `x*n` and `(..)*n` written out, as Megatron unrolls it: groups first, then symbols."""
-    for pattern in (r"\(([^()]*)\)\*(\d{1,6})", r"([EtmL|])\*(\d{1,6})"):
+    for pattern in (r"\(([^()]*)\)\*(\d{1,6})", r"([^()*])\*(\d{1,6})"):
         found = re.search(pattern, text)
         while found is not None:
             times = int(found[2])

@@ -19,7 +19,7 @@ def _from_pattern(arguments: Arguments, model: Model, pp: int) -> PipelineSplit 
     if len(segments) % pp:
         arguments.problem("hybrid_layer_pattern", f"has {len(segments)} segments: not a multiple of pp {pp}")
         return None
-    return PipelineSplit(pp, len(segments) // pp, tuple(segments), form="layout")
+    return PipelineSplit(pp, len(segments) // pp, tuple(segments), form="pattern")
 
 
 def _interleaving(arguments: Arguments, layers: int, pp: int) -> int:
