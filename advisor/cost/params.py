@@ -340,8 +340,8 @@ def stage_params(model: Model, workload: Workload, columns: Columns, stage: Stag
     vocab = ceil_div(padded_vocab(model, workload, columns), columns.tp)
     has_embedding = np.maximum(stage.embedding, np.minimum(stage.modules, 1))
     embedding = has_embedding * (vocab * model.hidden + model.position_embeddings * model.hidden)
-    own_head = stage.loss * (1 - stage.embedding * int(model.tied_embeddings))
-    head = own_head * vocab * model.hidden + stage.loss * vocab * int(model.head_bias)
+    own_head = stage.loss * (1 - stage.embedding * model.tied_embeddings)
+    head = own_head * vocab * model.hidden + stage.loss * vocab * model.head_bias
     dense = embedding + head + stage.final_norm * _norm(model) + stage.loss * _hyper_head(model)
     expert = np.zeros_like(columns.tp)
     for kind, count in zip(model.kinds, stage.layers, strict=True):
