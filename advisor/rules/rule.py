@@ -7,16 +7,18 @@ documentation see the same objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from advisor.spec.hardware import Cluster
-from advisor.spec.layout import Array, Columns, Knobs, Layout, table
+from advisor.spec.layout import LAYOUT_COLUMNS, Array, Columns, Knobs, Layout, knob_values, table
 from advisor.spec.model import Model
 from advisor.spec.plan import Finding, Severity
+from advisor.spec.split import PipelineSplit
 from advisor.spec.workload import Workload
 
 TC = "ML:megatron/core/transformer/transformer_config.py"
@@ -80,6 +82,14 @@ NEVER = np.zeros((), dtype=np.bool_)
 def always(flag: bool, column: Array) -> Array:
     """`flag` as a mask of the shape of `column`."""
     return np.full(column.shape, flag)
+
+
+def partial_columns(known: Mapping[str, Array], splits: tuple[PipelineSplit, ...] = ()) -> Columns:
+    """Columns with the `known` fields; the others hold one placeholder, so ask only rules about the known ones."""
+    values: dict[str, Any] = {name: np.ones(1, dtype=np.int64) for name in LAYOUT_COLUMNS}
+    values.update({name: np.array([value]) for name, value in knob_values(Knobs()).items()})
+    values.update(known)
+    return Columns(**values, splits=splits)
 
 
 def divisors(number: int) -> list[int]:
