@@ -70,8 +70,8 @@ format: $(ENV)/.ready ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 
 docs: $(ENV)/.ready ## write the generated parts: README blocks, docs/cli.md, golden files, notebook outputs
-	$(BIN)/cog -r README.md docs/*.md
-	$(PYTEST) tests/golden tests/test_notebooks.py --update-golden
+	$(BIN)/cog -r -I docs README.md docs/*.md
+	$(PYTEST) tests/cli tests/golden tests/test_notebooks.py --update-golden
 
 clean: ## remove environments, caches and builds
 	rm -rf $(PLAN_ENV) $(ENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

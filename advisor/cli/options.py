@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_args
 import click
 
 from advisor.cli import render
-from advisor.cli.parameters import Gpus, OneOf, OutFile, Text
+from advisor.cli.parameters import Gpus, OneCount, OneOf, OutFile, Text
 from advisor.spec.hardware import RankOrder
 from advisor.spec.precision import ALIASES, PRECISIONS
 from advisor.spec.workload import Mode, OptimizerName, Routing, Task
@@ -124,7 +124,7 @@ MODEL = option(
     type=Text("NAME|PATH", _model_names),
     help="Preset, or path of a Hugging Face config.json.",
 )
-GPUS = option("--gpus", section="Job", type=Text("N"), help="GPUs.")
+GPUS = option("--gpus", section="Job", type=OneCount(), help="GPUs.")
 # A list of counts means something on the command line only, so this one option reads its variable here.
 SEVERAL_GPUS = option(
     "--gpus", section="Job", type=Gpus(), envvar="ADVISOR_GPUS", required=True,

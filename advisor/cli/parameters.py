@@ -104,6 +104,19 @@ class Gpus(click.ParamType[Counts]):
         self.fail(f"{last} is not reached from {first}, {second} by one ratio or one step.", param, ctx)
 
 
+class OneCount(Text):
+    """A single GPU count; a list, which only a plan takes, is no number with commas in it."""
+
+    def __init__(self) -> None:
+        super().__init__("N")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text, without a comma."""
+        if "," in str(value):
+            self.fail(f"{shorten(value)} is a list; one count is needed here (a plan takes lists).", param, ctx)
+        return str(value)
+
+
 class OutFile(click.ParamType[Path]):
     """A file to write, in the format of its suffix."""
 

@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ WIDTH = 120
 BAR_WIDTH = 40
 SUFFIXES: dict[str, Format] = {".json": "json", ".csv": "csv", ".md": "md", ".txt": "table"}
 STYLES = {"plain": "", "heading": "bold", "good": "green", "bad": "red", "dim": "dim"}
+_LONG_WORD = re.compile(r"\S{161,}")
 _ASCII = str.maketrans({"\u202f": " ", "█": "#", "✓": "*", "·": "-", "→": ">", "×": "x", "…": "."})
 
 
@@ -106,10 +108,14 @@ def notice(text: str) -> None:
 
 
 def error(message: str, hint: str | None) -> None:
-    """One error with its fix, to stderr."""
-    _write(f"{_styled('error:', 'error', sys.stderr)} {message}", sys.stderr)
+    """One error with its fix, to stderr; what was typed is cut to a readable length."""
+    _write(f"{_styled('error:', 'error', sys.stderr)} {_LONG_WORD.sub(_cut, message)}", sys.stderr)
     if hint:
-        _write(f"  fix: {hint}", sys.stderr)
+        _write(f"  fix: {_LONG_WORD.sub(_cut, hint)}", sys.stderr)
+
+
+def _cut(word: re.Match[str]) -> str:
+    return f"{word[0][:60]}...({len(word[0])} characters)"
 
 
 def fault(problem: Exception) -> None:
