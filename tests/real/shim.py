@@ -11,7 +11,9 @@ What is patched, and why it does not change parameter counts:
 - `DotProductAttention` does not take the `k_channels` and `v_channels` of latent attention, and refuses context
   parallelism; the first are swallowed, the second is hidden from it (it has no weights that depend on either).
 - `multi_latent_attention.HAVE_TE` is true although Transformer Engine is absent, and breaks an isinstance check.
-- The random-state tracker needs CUDA; modules are built without initialisation instead, so it is never entered.
+- The random-state tracker needs CUDA; modules are built without initialisation, and Mamba gets one that does nothing.
+- The gated norm of mamba-ssm is replaced by a module with the same weight; availability flags are set, and
+  the one module that imports triton at import time (in-place tensor operations of inference) is a mock.
 
 `DuplicatedLinear` stands for Transformer Engine's linear with parallel_mode "duplicated": GPU jobs use it for the
 down-projections of latent attention, while the local layer specification splits them over tensor parallelism. It is
@@ -23,9 +25,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import torch
 
@@ -36,6 +40,22 @@ class DuplicatedLinear(torch.nn.Module):
     def __init__(self, input_size: int, output_size: int, *, config: Any, **_: object) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
+
+
+class GatedNorm(torch.nn.Module):
+    """Stands for the fused gated norm of mamba-ssm: one weight of the width it is given."""
+
+    def __init__(self, width: int, *, dtype: torch.dtype, **_: object) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(width, dtype=dtype))
+
+
+class NoRandomState:
+    """Stands for the random-state tracker, which needs CUDA."""
+
+    def fork(self, *_: object) -> contextlib.AbstractContextManager[None]:
+        """Nothing to switch."""
+        return contextlib.nullcontext()
 
 
 @functools.cache
@@ -64,6 +84,22 @@ def prepare() -> None:
         build(self, config, *args, **more)
 
     dot_product_attention.DotProductAttention.__init__ = lenient
+    _stand_in_for_kernels()
+
+
+def _stand_in_for_kernels() -> None:
+    """Let modules be constructed whose kernels (mamba-ssm, flash-linear-attention) are not installed."""
+    sys.modules.setdefault("megatron.core.inference.contexts.attention_context.triton.tensor_ops", MagicMock())
+    from megatron.core.ssm import gated_delta_net, mamba_context_parallel, mamba_mixer
+    from megatron.core.transformer.moe import moe_layer
+
+    mamba_mixer.HAVE_MAMBA_SSM = mamba_mixer.HAVE_EINOPS = mamba_context_parallel.HAVE_EINOPS = True
+    mamba_mixer.ExtendedRMSNorm = GatedNorm
+    mamba_mixer.get_cuda_rng_tracker = NoRandomState
+    gated_delta_net.HAVE_FLA = True
+    gated_delta_net.get_cuda_rng_tracker = NoRandomState
+    moe_layer.HAVE_TE = True
+    moe_layer.TELinear = DuplicatedLinear
 
 
 @contextlib.contextmanager
