@@ -16,7 +16,7 @@ import numpy as np
 
 from advisor.cost.mixers import mixer_tensors, mixer_transient
 from advisor.cost.tensors import Local, Tensors, add, local
-from advisor.spec.layout import Array, Columns
+from advisor.spec.layout import Array, Columns, Dispatcher
 from advisor.spec.model import DenseMlp, ExpertMlp, Layer, Model
 from advisor.spec.workload import Workload
 
@@ -109,17 +109,18 @@ def dispatch_bytes(mlp: ExpertMlp, model: Model, workload: Workload, columns: Co
     """Token buffers alive at the fullest moment of one layer's dispatch or combine, in bytes.
 
     all-to-all: the permuted copy and the exchanged copy; all-gather: every rank's tokens, once gathered and once as
-    gradient to scatter (ML:megatron/core/transformer/moe/token_dispatcher.py); DeepEP and HybridEP: one copy per
-    distinct rank that a token goes to.
+    gradient to scatter (ML:megatron/core/transformer/moe/token_dispatcher.py); DeepEP: one received copy per distinct
+    rank that a token goes to; HybridEP receives into registered buffers outside of torch (see `ep_buffer_bytes`).
     """
     width = at.element * (mlp.latent or model.hidden)
     rows = expert_rows(mlp, workload, at)
     ranks = columns.ep * at.etp
     distinct = ranks * (1 - (1 - 1 / ranks) ** mlp.topk)
     everybody = at.owned * ranks * (2 * width + 8 * mlp.experts)
-    flex = rows * width + at.owned * distinct * width
+    received = np.where(columns.dispatcher == Dispatcher.deepep, at.owned * distinct * width, 0.0)
     exchanged = np.where(ranks > 1, 2 * rows, rows) * width
-    return np.where(columns.dispatcher == 1, everybody, np.where(columns.dispatcher >= 3, flex, exchanged))
+    flex = columns.dispatcher >= Dispatcher.deepep
+    return np.where(columns.dispatcher == Dispatcher.allgather, everybody, np.where(flex, received, exchanged))
 
 
 def _mlp(layer: Layer, model: Model, workload: Workload, columns: Columns, at: Local) -> tuple[Tensors, Array, Array]:

@@ -16,10 +16,12 @@ PRE_HOPPER_WORKSPACE = 0.25
 """torch allocates 8 MiB of cuBLAS workspace before compute capability 9.0 and 32 MiB from it on."""
 
 
-def workspace_bytes(cluster: Cluster) -> float:
-    """Workspaces of cuBLAS that live in the caching allocator for the whole run."""
+def workspace_bytes(model: Model, cluster: Cluster) -> float:
+    """Workspaces of cuBLAS that live in the caching allocator for the whole run; grouped GEMMs have their own."""
+    facts = memory_facts()
     share = 1.0 if float(cluster.gpu.compute_capability) >= 9 else PRE_HOPPER_WORKSPACE
-    return memory_facts()["workspaces_bytes"].value * share
+    count = facts["workspaces"].value + (facts["grouped_workspaces"].value if model.is_moe else 0.0)
+    return facts["workspace_bytes"].value * share * count
 
 
 def p2p_bytes(model: Model, workload: Workload, columns: Columns) -> Array:

@@ -6,7 +6,7 @@ outside of the caching allocator. The peak is the maximum over representative st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -21,7 +21,7 @@ from advisor.cost.facts import memory_facts
 from advisor.cost.inference import serving_stage
 from advisor.cost.moments import StageMemory, training_stage
 from advisor.cost.params import padded_vocab
-from advisor.cost.stages import representative_stages
+from advisor.cost.stages import representative_stages, stage_of_rank
 from advisor.spec.hardware import Cluster
 from advisor.spec.layout import Array, Columns, CudaGraph
 from advisor.spec.model import Model
@@ -33,6 +33,15 @@ TERMS = (
     "param_gather", "p2p_buffers", "context", "nccl", "ep_buffers", "cuda_graph_pool", "fragmentation",
 )  # fmt: skip
 STATIC = ("weights", "gradients", "optimizer")
+BREAKING = {
+    "loss": "logits",
+    "forward_backward": "working_set",
+    "vocabulary_gradients": "working_set",
+    "optimizer_step": "optimizer_step",
+    "param_gather": "param_gather",
+    "serving": "working_set",
+}
+"""The term that a moment is named by when activations alone would have fitted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,17 +55,45 @@ class MemoryColumns:
     cluster: Cluster
     workload: Workload
     columns: Columns
+    parts: tuple[StageMemory, ...]
+    rank: int | None = None
+
+    def breaking(self, budget_bytes: float) -> Iterator[tuple[str, Array]]:
+        """What breaks a budget: term names with masks of the entries over it by then, in a fixed order.
+
+        Terms are added up as listed in `TERMS`, moments after the static terms; the first mask that is true for an
+        entry names the term that broke its budget. An entry over budget in no mask is broken by what lies outside of
+        the allocator. Masks broadcast with the table and are smaller than it where the term does not need all axes.
+        """
+        for count in range(1, len(STATIC) + 1):
+            held = [_sum({name: part.static[name] for name in STATIC[:count]}) for part in self.parts]
+            yield STATIC[count - 1], _max(held) > budget_bytes
+        static = [_sum(part.static) for part in self.parts]
+        kept = [
+            base + _max([terms["activations"] for terms in part.moments.values() if "activations" in terms])
+            for base, part in zip(static, self.parts, strict=True)
+        ]
+        yield "activations", _max(kept) > budget_bytes
+        for moment, name in BREAKING.items():
+            if moment in self.parts[0].moments:
+                held = [base + _sum(part.moments[moment]) for base, part in zip(static, self.parts, strict=True)]
+                yield name, _max(held) > budget_bytes
 
     def detail(self, index: int) -> MemoryEstimate:
         """Named terms of entry `index` (flat index into the full table) at its worst stage and moment."""
         one = self.columns.pick(np.array([index]))
-        return _estimate(self.model, self.cluster, self.workload, one)
+        return _estimate(self.model, self.cluster, self.workload, one, self.rank)
 
 
-def memory(model: Model, cluster: Cluster, workload: Workload, columns: Columns) -> MemoryColumns:
-    """Peak allocated, device and host bytes of every entry of the table; arrays of shape `columns.shape`."""
+def memory(
+    model: Model, cluster: Cluster, workload: Workload, columns: Columns, *, rank: int | None = None
+) -> MemoryColumns:
+    """Peak allocated, device and host bytes of every entry of the table; arrays of shape `columns.shape`.
+
+    With `rank` the peak of that pipeline rank alone (-1 = the last, which is the one that writes Megatron's logs).
+    """
     shape = columns.shape
-    parts = _stages(model, cluster, workload, columns)
+    parts = _stages(model, cluster, workload, columns, rank)
     beside = _beside(model, cluster, workload, columns)
     share = _dynamic_share(columns)
     allocated: Array | None = None
@@ -78,11 +115,19 @@ def memory(model: Model, cluster: Cluster, workload: Workload, columns: Columns)
         cluster=cluster,
         workload=workload,
         columns=columns,
+        parts=tuple(parts),
+        rank=rank,
     )
 
 
-def _stages(model: Model, cluster: Cluster, workload: Workload, columns: Columns) -> list[StageMemory]:
-    stages = representative_stages(model, columns, workload.mtp_depth)
+def _stages(
+    model: Model, cluster: Cluster, workload: Workload, columns: Columns, rank: int | None
+) -> list[StageMemory]:
+    if rank is None:
+        stages = representative_stages(model, columns, workload.mtp_depth)
+    else:
+        last = max(split.pp for split in columns.splits) - 1
+        stages = (stage_of_rank(model, columns, workload.mtp_depth, last if rank < 0 else rank),)
     build = training_stage if workload.mode == "train" else serving_stage
     return [build(model, cluster, workload, columns, stage) for stage in stages]
 
@@ -133,9 +178,9 @@ def _scalar(value: Array) -> float:
     return float(np.asarray(value).reshape(-1)[0])
 
 
-def _estimate(model: Model, cluster: Cluster, workload: Workload, one: Columns) -> MemoryEstimate:
+def _estimate(model: Model, cluster: Cluster, workload: Workload, one: Columns, rank: int | None) -> MemoryEstimate:
     """The estimate of a table with one entry."""
-    whole = memory(model, cluster, workload, one)
+    whole = memory(model, cluster, workload, one, rank=rank)
     graph = memory_facts()["full_graph_share"].value * float(_scalar(one.cuda_graph) == CudaGraph.full_iteration)
     share = memory_facts()["fragmentation_share"].value
     beside = {
@@ -145,7 +190,7 @@ def _estimate(model: Model, cluster: Cluster, workload: Workload, one: Columns) 
     }
     best: tuple[float, int, str, dict[str, float]] | None = None
     table = []
-    for part in _stages(model, cluster, workload, one):
+    for part in _stages(model, cluster, workload, one, rank):
         static = {name: _scalar(value) for name, value in part.static.items()}
         shown: dict[str, float] = {"rank": _scalar(part.rank)}
         for moment, terms in part.moments.items():

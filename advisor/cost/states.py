@@ -89,11 +89,16 @@ def states(
     split_weights = columns.fsdp >= Fsdp.optim_grads_params
     split_grads = columns.fsdp >= Fsdp.optim_grads
     per_shard = params.dense / dense_shards + params.expert / expert_shards
+    state = main_param_bytes(workload, columns) + MOMENTS[workload.optimizer] * columns.moment_bytes
+    optimizer = state * per_shard
+    if workload.optimizer == "muon":
+        # Matrices are dealt out whole: the fullest rank holds the vocabulary, whose optimizer is Adam.
+        whole = np.where(dense_shards > 1, vocabulary * (1.0 - 1.0 / dense_shards), 0.0)
+        optimizer = optimizer + state * whole + vocabulary * columns.moment_bytes
 
     def over(split: Array, dense: Array, expert: Array) -> Array:
         return np.where(split, dense / dense_shards + expert / expert_shards, dense + expert)
 
-    state = main_param_bytes(workload, columns) + MOMENTS[workload.optimizer] * columns.moment_bytes
     precise = columns.moment_bytes < 4
     # Without the precision-aware optimizer reduced gradients are cast to fp32 for their shard.
     cast = np.where((columns.grad_bytes < 4) & ~precise, 4.0, 0.0)
@@ -101,19 +106,20 @@ def states(
     return States(
         weights=over(split_weights, dense_weights, expert_weights),
         gradients=columns.grad_bytes * over(split_grads, params.dense, params.expert),
-        optimizer=state * (1.0 - columns.optimizer_offload) * per_shard,
+        optimizer=(1.0 - columns.optimizer_offload) * optimizer,
         step=(cast + fp8_or_fp16) * per_shard,
         gather=_unsharded_units(model, linear, columns, stage),
-        offloaded=columns.optimizer_offload * (state + 4.0) * per_shard,
+        offloaded=columns.optimizer_offload * (optimizer + 4.0 * per_shard),
     )
 
 
 def _unsharded_units(model: Model, linear: float, columns: Columns, stage: Stage) -> Array:
-    """Two whole layers of weights and of gradients beside the shards: Megatron-FSDP keeps one layer ahead."""
+    """Two whole layers of weights and of gradients beside the shards: Megatron-FSDP keeps one ahead (its user guide)."""
     largest: Array = np.zeros(1)
     for kind, count in zip(model.kinds, stage.layers, strict=True):
         one = layer_params(kind, model, columns)
         largest = np.maximum(largest, np.minimum(count, 1) * (one.dense + one.expert))
-    weights = np.where(columns.fsdp >= Fsdp.optim_grads_params, 2 * linear, 0.0)
-    grads = np.where(columns.fsdp >= Fsdp.optim_grads, 2 * columns.grad_bytes, 0)
-    return (weights + grads) * largest
+    weights = np.where(columns.fsdp >= Fsdp.optim_grads_params, linear, 0.0)
+    grads = np.where(columns.fsdp >= Fsdp.optim_grads, columns.grad_bytes, 0)
+    unsharded: Array = (weights + grads) * 2 * largest
+    return unsharded
