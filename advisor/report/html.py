@@ -115,9 +115,7 @@ def estimate_html(estimate: Estimate) -> str:
 def explanation_html(found: Explanation) -> str:
     """The estimate, its reasons, the nearest layout that fits and the single changes."""
     reasons = "".join(f"<li>{escape(reason.message)}</li>" for reason in found.reasons)
-    rows = [
-        (label, one) for label, one in (("nearest", found.nearest), ("best", found.best)) if one is not None
-    ]
+    rows = [(label, one) for label, one in (("nearest", found.nearest), ("best", found.best)) if one is not None]
     dials = _table(
         ("dial", "before", "after", "verdict", "tokens/s/GPU"),
         [
@@ -143,6 +141,4 @@ def scaling_html(scaling: Scaling) -> str:
         )
         for point in scaling.points
     ]
-    return _request(scaling.request) + _table(
-        ("GPUs", "gbs", "layout", "efficiency", "changed", "grown most"), rows
-    )
+    return _request(scaling.request) + _table(("GPUs", "gbs", "layout", "efficiency", "changed", "grown most"), rows)

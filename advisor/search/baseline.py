@@ -14,10 +14,10 @@ import yaml
 from advisor import data
 from advisor.errors import InputError
 from advisor.search.request import Request
-from advisor.search.single import Choice, make_layout
-from advisor.search.stages import parse_layout_string
-from advisor.spec.layout import RECOMPUTE_MODULES, CudaGraph, Dispatcher, Fsdp, Knobs
+from advisor.search.single import Choice, judge, make_layout
+from advisor.spec.layout import RECOMPUTE_MODULES, CpComm, CudaGraph, Dispatcher, Fsdp, Knobs
 from advisor.spec.model import Model
+from advisor.spec.plan import Candidate
 from advisor.spec.workload import Workload
 
 
@@ -110,6 +110,7 @@ def recipe_knobs(recipe: Recipe, model: Model) -> Knobs:
     graph = CudaGraph.none
     if row["cuda_graph"] not in {"", "none"}:
         graph = CudaGraph.full_iteration if full_iteration else CudaGraph.scoped
+    windows = any(getattr(layer.mixer, "window", None) or getattr(layer.mixer, "sinks", False) for layer in model.kinds)
     aware = row["precision_aware_optimizer"] == "true"
     return Knobs(
         recompute=tuple(name for name in RECOMPUTE_MODULES if name in modules),
@@ -120,6 +121,8 @@ def recipe_knobs(recipe: Recipe, model: Model) -> Knobs:
         fsdp=Fsdp.optim_grads_params if row["fsdp"] == "true" else Fsdp.none,
         cuda_graph=graph,
         tp_overlap=row["tp_overlap"] == "true" and _number(row, "tp") > 1,
+        # The table does not say how context parallelism exchanges; windows and sinks run over a2a only.
+        cp_comm=CpComm.a2a if windows and _number(row, "cp") > 1 else CpComm.p2p,
         grad_dtype=common["grad_dtype"],
         moment_dtype=common["precision_aware_moment_dtype"] if aware else "fp32",
     )
@@ -132,3 +135,13 @@ def recipe_choice(recipe: Recipe, model: Model, workload: Workload) -> Choice:
     text = _layout_text(row, model, workload)
     layout = make_layout(model, workload, recipe.gpus, recipe.gbs, fields | {"pipeline_layout": text})
     return Choice(layout, recipe_knobs(recipe, model))
+
+
+def vendor_baseline(request: Request) -> tuple[Candidate | None, str]:
+    """The vendor's recipe for the request as a candidate and its name; None where there is none or it is illegal."""
+    recipe = find_recipe(request) if request.workload.task == "pretrain" else None
+    if recipe is None:
+        return None, ""
+    choice = recipe_choice(recipe, request.model, request.workload)
+    _, candidate, _ = judge(request, choice)
+    return candidate, recipe.name

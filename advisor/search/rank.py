@@ -75,7 +75,7 @@ def order(entries: Entries, layout: dict[str, Array], objective: str) -> Array:
 
 
 def pareto(step_s: Array, device_bytes: Array, least: float = PARETO_STEP) -> Array:
-    """Indices, fastest first, of entries that save memory against every faster one, by a factor of `least` or better."""
+    """Indices, fastest first, of entries that need at most `least` times the memory of every faster one kept."""
     by_time = np.lexsort((device_bytes.astype(np.float32), step_s.astype(np.float32)))
     lowest = np.minimum.accumulate(device_bytes[by_time])
     leads = np.r_[True, lowest[1:] < lowest[:-1]] if len(by_time) else np.empty(0, bool)

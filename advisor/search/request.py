@@ -178,7 +178,8 @@ def resolve(
         workload=work,
         gbs=batch,
         reserve_bytes=headroom_bytes(settings["headroom"].value, cluster.usable_bytes),
-        objective="memory" if choice("objective", settings["objective"].value, ("throughput", "memory")) == "memory"
+        objective="memory"
+        if choice("objective", settings["objective"].value, ("throughput", "memory")) == "memory"
         else "throughput",
         top=whole("top", settings["top"].value, 1, 10_000),
         fixed=MappingProxyType(fixed),

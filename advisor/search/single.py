@@ -56,7 +56,10 @@ def make_layout(model: Model, workload: Workload, gpus: int, gbs: int, fields: M
 
 
 def _split(model: Model, workload: Workload, pp: int, vpp: int) -> PipelineSplit:
-    """The balanced split, or for more chunks than layers one with empty chunks, which a rule then rejects."""
+    """The balanced split; for more chunks than layers one with empty chunks, which a rule then judges.
+
+    With two chunks more than layers Megatron's account_for_* flags leave the embedding and the loss alone on theirs.
+    """
     found = balanced_split(model, workload, pp, vpp, workload.mtp_depth)
     if found is not None:
         return found
@@ -65,9 +68,12 @@ def _split(model: Model, workload: Workload, pp: int, vpp: int) -> PipelineSplit
             f"pp {pp} x vpp {vpp} = {pp * vpp} chunks for the {model.num_layers} layers of {model.name}",
             f"pp x vpp <= {model.num_layers}",
         )
+    mtp_chunk = pp * vpp - 1 if workload.mtp_depth else None
+    if pp * vpp == model.num_layers + 2:
+        layers = (0, *([1] * model.num_layers), 0)
+        return PipelineSplit(pp, vpp, layers, "account", mtp_chunk, account_embedding=True, account_loss=True)
     each, more = divmod(model.num_layers, pp * vpp)
-    layers = tuple(each + (chunk < more) for chunk in range(pp * vpp))
-    return PipelineSplit(pp, vpp, layers, mtp_chunk=pp * vpp - 1 if workload.mtp_depth else None)
+    return PipelineSplit(pp, vpp, tuple(each + (chunk < more) for chunk in range(pp * vpp)), mtp_chunk=mtp_chunk)
 
 
 def single_request(

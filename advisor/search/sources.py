@@ -39,9 +39,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
         with path.open("rb") as stream:
             return tomllib.load(stream)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}", "settings files are TOML, for example: system = 'dgx-h100'") from (
-            error
-        )
+        raise InputError(
+            f"cannot read {path}: {error}", "settings files are TOML, for example: system = 'dgx-h100'"
+        ) from (error)
 
 
 def _files() -> Iterator[tuple[str, dict[str, Any]]]:

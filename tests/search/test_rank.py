@@ -23,7 +23,7 @@ def _entries(step_s, device_bytes):
 def test_order_is_that_of_sorted(objective, rows):
     step_s, device, tp, pp = (np.array(column) for column in zip(*rows, strict=True))
     one = np.ones(len(rows), dtype=np.int64)
-    layout = {name: one for name in rank.SIMPLER} | {"tp": tp, "pp": pp}
+    layout = dict.fromkeys(rank.SIMPLER, one) | {"tp": tp, "pp": pp}
 
     def key(i):
         figures = (step_s[i], device[i]) if objective == "throughput" else (device[i], step_s[i])
@@ -47,9 +47,9 @@ def test_pareto_front_dominates_everything_else(rows):
     step_s, device = (np.array(column) for column in zip(*rows, strict=True))
     front = rank.pareto(step_s, device, least=1.0)
     for i in range(len(rows)):
-        assert any(
-            step_s[j] <= step_s[i] * (1 + 1e-6) and device[j] <= device[i] * (1 + 1e-6) for j in front
-        ), "an entry that nothing on the front beats is missing"
+        assert any(step_s[j] <= step_s[i] * (1 + 1e-6) and device[j] <= device[i] * (1 + 1e-6) for j in front), (
+            "an entry that nothing on the front beats is missing"
+        )
     assert np.all(np.diff(device[front]) <= 0)
 
 

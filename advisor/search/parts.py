@@ -1,0 +1,109 @@
+"""The searched table in parts: rows of equal traits crossed with the knob choices that make sense for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from advisor.search.dials import ALLOWANCES
+from advisor.search.request import Request
+from advisor.search.space import groups, knob_axes, layouts
+from advisor.spec.layout import LAYOUT_COLUMNS, Array, Columns, Knobs, Layout, grid
+from advisor.spec.split import PipelineSplit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Rows (`columns`, each of shape (rows,)) and the independent knob axes that all of them are crossed with."""
+
+    columns: dict[str, Array]
+    splits: tuple[PipelineSplit, ...]
+    axes: tuple[tuple[Knobs, ...], ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of layouts."""
+        return len(self.columns["tp"])
+
+    @property
+    def choices(self) -> int:
+        """Number of knob combinations per row."""
+        return math.prod(len(axis) for axis in self.axes)
+
+    def take(self, index: Array) -> Part:
+        """The same choices for the rows `index`."""
+        return Part({name: column[index] for name, column in self.columns.items()}, self.splits, self.axes)
+
+    def table(self, piece: slice) -> Columns:
+        """Rows `piece` as a broadcast table: knob axes first, rows last."""
+        columns = {name: column[piece] for name, column in self.columns.items()}
+        return grid(columns, self.splits, self.axes)
+
+    def layout(self, row: int) -> Layout:
+        """One row as a value."""
+        fields: dict[str, Any] = {
+            name: int(self.columns[name][row])
+            for name in LAYOUT_COLUMNS
+            if name not in {"split", "sp", "num_microbatches"}
+        }
+        split = self.splits[int(self.columns["split"][row])]
+        return Layout(**fields, sp=bool(self.columns["sp"][row]), split=split)
+
+    def knobs(self, choice: int) -> Knobs:
+        """One combination of knobs by its flat index over the axes."""
+        base = self.axes[0][0]
+        where = np.unravel_index(choice, tuple(len(axis) for axis in self.axes))
+        changes: dict[str, Any] = {}
+        for axis, at in zip(self.axes, where, strict=True):
+            chosen = axis[int(at)]
+            changes.update(
+                {
+                    field.name: getattr(chosen, field.name)
+                    for field in dataclasses.fields(Knobs)
+                    if getattr(chosen, field.name) != getattr(base, field.name)
+                }
+            )
+        return dataclasses.replace(base, **changes)
+
+    def with_knob(self, name: str, value: Any) -> Part:
+        """The same part with one knob set to `value` in every choice."""
+        axes = tuple(tuple(dataclasses.replace(one, **{name: value}) for one in axis) for axis in self.axes)
+        return Part(self.columns, self.splits, axes)
+
+    def with_batch(self, gbs: int) -> Part:
+        """The same rows at another global batch size; rows that it does not divide by are left to the rules."""
+        batch = np.full(self.rows, gbs, dtype=np.int64)
+        counts = batch // (self.columns["mbs"] * self.columns["dp"])
+        return Part(self.columns | {"gbs": batch, "num_microbatches": counts}, self.splits, self.axes)
+
+
+def make_parts(request: Request) -> tuple[tuple[Part, ...], int, dict[str, int]]:
+    """Parts of a request's whole search space, with the rows that the enumeration ruled out: how many, by rule."""
+    model, cluster, workload = request.model, request.cluster, request.workload
+    space = layouts(model, cluster, workload, request.gbs, request.fixed)
+    extra = {one.knob: one.value for one in ALLOWANCES.values() if one.knob and one.name in request.allow}
+    extra = {knob: value for knob, value in extra.items() if knob not in request.fixed}
+    parts = []
+    for traits, index in groups(space):
+        columns = {name: space.columns[name][index] for name in LAYOUT_COLUMNS}
+        axes = knob_axes(model, cluster, workload, request.fixed, extra, traits)
+        parts.append(Part(columns, space.splits, tuple(tuple(axis) for axis in axes)))
+    ruled_out = sum(space.rejected.values())
+    return tuple(parts), ruled_out, dict(space.rejected)
+
+
+def chunks(part: Part, entries: int) -> Iterator[slice]:
+    """The rows of a part in pieces of about `entries` table entries each, at least one row."""
+    rows = max(1, entries // part.choices)
+    for start in range(0, part.rows, rows):
+        yield slice(start, min(start + rows, part.rows))
+
+
+def choice_of(parts: Sequence[Part], part: int, row: int, knob: int) -> tuple[Layout, Knobs]:
+    """The layout and knobs of one entry."""
+    return parts[part].layout(row), parts[part].knobs(knob)

@@ -1,0 +1,111 @@
+"""A whole plan: the ranked search, the vendor's recipe beside it, what more could be allowed, and the fewest GPUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from advisor.cost.params import total_params
+from advisor.errors import InputError
+from advisor.search.baseline import vendor_baseline
+from advisor.search.offers import offers, search_allowed
+from advisor.search.options import PlanOptions
+from advisor.search.request import Request, resolve
+from advisor.search.solve import Found, Ranking, ranking
+from advisor.search.sources import Setting, merge
+from advisor.spec.hardware import System
+from advisor.spec.plan import Candidate, Offer
+
+FEWEST_PARAM_BYTES = 2.0
+MOST_GPUS = 1 << 17
+STEPS_PER_DOUBLING = 8
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPlan:
+    """Everything a plan says."""
+
+    request: Request
+    ranking: Ranking
+    baseline: Candidate | None
+    baseline_name: str
+    offers: tuple[Offer, ...]
+
+
+def plan_settings(model: str | Path, gpus: object, options: PlanOptions) -> dict[str, Setting]:
+    """The settings of a plan with their origins, from the call, the environment and the files."""
+    given: dict[str, object] = dict(options)
+    given_by = str(given.pop("given_by", "argument"))
+    given.update(model=str(model), gpus=gpus)
+    allowed = frozenset({"model", "gpus", *PlanOptions.__annotations__} - {"given_by"})
+    return merge(given, allowed, given_by)
+
+
+def find_plan(model: str | Path, gpus: int | Literal["auto"], options: PlanOptions) -> FoundPlan:
+    """The plan for a fixed number of GPUs, or with gpus "auto" for the fewest that fit or reach the target."""
+    settings = plan_settings(model, gpus, options)
+    if str(settings["gpus"].value).lower() == "auto":
+        found = _fewest(settings)
+    else:
+        if "target_tokens_per_s" in settings:
+            raise InputError("a throughput target needs gpus=auto", "leave out target_tokens_per_s, or gpus=auto")
+        found = search_allowed(resolve(settings))
+    baseline, name = vendor_baseline(found.request)
+    return FoundPlan(found.request, ranking(found), baseline, name, offers(found))
+
+
+def _counts(system: System, fewest: int) -> Iterator[int]:
+    """GPU counts from `fewest` up: powers of two inside a node, then whole nodes, up to eight steps per doubling."""
+    node = system.gpus_per_node
+    inside = [1 << bit for bit in range(node.bit_length()) if (1 << bit) < node]
+    yield from (count for count in inside if count >= fewest)
+    nodes = 1
+    while nodes * node <= MOST_GPUS:
+        if nodes * node >= fewest:
+            yield nodes * node
+        nodes += max(1, (1 << (nodes.bit_length() - 1)) // STEPS_PER_DOUBLING)
+
+
+def _fewest(settings: Mapping[str, Setting]) -> Found:
+    """The search at the smallest count that has a layout within the budget and, if asked, reaches the target rate.
+
+    A count is skipped when weights, gradients and moments alone (2 bytes per parameter and GPU at the very least)
+    cannot fit, or when the rate per GPU seen so far would have to grow by half to reach the target.
+    """
+    node = resolve({**settings, "gpus": Setting(_one_node(settings), "auto")})
+    target = node.target_tokens_per_s
+    floor = math.ceil(total_params(node.model) * FEWEST_PARAM_BYTES / node.budget_bytes)
+    last: Found | None = None
+    for count in _counts(node.cluster.system, floor):
+        request = resolve({**settings, "gpus": Setting(count, "auto", "the fewest that fit")})
+        if (
+            target is not None
+            and last is not None
+            and len(last.best)
+            and _rate(last) / last.request.cluster.gpus * 1.5 * count < target
+        ):
+            continue
+        last = search_allowed(request)
+        if len(last.best) and (target is None or _rate(last) >= target):
+            return last
+    if last is None:
+        raise InputError(f"{node.model.name} does not fit {MOST_GPUS} GPUs of {node.cluster.system.name}")
+    return last
+
+
+def _one_node(settings: Mapping[str, Setting]) -> int:
+    from advisor.search.request import DEFAULTS
+    from advisor.spec.load.system import load_system
+
+    name = settings["system"].value if "system" in settings else DEFAULTS["system"]
+    return load_system(str(name)).gpus_per_node
+
+
+def _rate(found: Found) -> float:
+    """Tokens per second of the whole cluster with the best layout."""
+    if not len(found.best) or found.best.step_s[0] <= 0:
+        return 0.0
+    return float(found.request.gbs * found.request.workload.seq_len / found.best.step_s[0])

@@ -1,0 +1,220 @@
+"""Exhaustive search: every row with every knob choice is checked, sized, timed and ranked.
+
+Rows go through in pieces: legality masks, then memory, and only rows with an entry within the budget are timed. Costs
+are computed once per value of what they depend on and added up by broadcasting, so the table is never materialised as
+more than one piece.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from advisor.cost.memory import MemoryColumns, memory
+from advisor.cost.profile import load_profile
+from advisor.cost.step import step
+from advisor.rules import findings, legality
+from advisor.search import rank
+from advisor.search.candidates import make_candidates
+from advisor.search.parts import Part, choice_of, chunks, make_parts
+from advisor.search.request import Request
+from advisor.spec.layout import Array, Columns, Knobs, Layout
+from advisor.spec.plan import Candidate
+
+PIECE = 1 << 17
+MOST_PARETO = 12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """What a search saw: counts, the best entry of every feasible row, and the Pareto front over all entries.
+
+    `nearest_miss` holds, for every row that is legal but never fits, the entry that needs least memory.
+    """
+
+    request: Request
+    parts: tuple[Part, ...]
+    searched: int
+    feasible: int
+    rejected: MappingProxyType[str, int]
+    best: rank.Entries
+    front: rank.Entries
+    nearest_miss: rank.Entries
+
+    def choice(self, entries: rank.Entries, index: int) -> tuple[Layout, Knobs]:
+        """The layout and knobs of entry `index`."""
+        return choice_of(self.parts, int(entries.part[index]), int(entries.row[index]), int(entries.knob[index]))
+
+    def candidates(self, entries: rank.Entries) -> tuple[Candidate, ...]:
+        """Entries as candidates ranked in the order given, with what the rules remark about each."""
+        chosen = [self.choice(entries, index) for index in range(len(entries))]
+        job = self.request
+        remarks = [findings(job.model, job.cluster, job.workload, layout, knobs) for layout, knobs in chosen]
+        return make_candidates(job, chosen, remarks)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The answer of a search in values: the best distinct layouts, the Pareto front and the best of each family."""
+
+    searched: int
+    feasible: int
+    rejected: MappingProxyType[str, int]
+    candidates: tuple[Candidate, ...]
+    pareto: tuple[Candidate, ...]
+    families: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Timed:
+    """Entries of some rows of one part, over knob axes and rows: which of them live, their seconds and bytes."""
+
+    part: int
+    rows: Array
+    alive: Array
+    step_s: Array
+    device_bytes: Array
+
+
+class _Sweep:
+    """One pass over a table: piece by piece, with the counts and the entries worth keeping."""
+
+    def __init__(self, request: Request, rejected: Mapping[str, int]) -> None:
+        self.request = request
+        self.job = (request.model, request.cluster, request.workload)
+        self.profile = load_profile(request.cluster.gpu.name)
+        self.rejected: Counter[str] = Counter(rejected)
+        self.feasible = 0
+        self.best: list[rank.Entries] = []
+        self.front: list[rank.Entries] = []
+        self.misses: list[rank.Entries] = []
+
+    def piece(self, number: int, part: Part, piece: slice) -> None:
+        """Rows `piece` of part `number`: legality, memory, then the time of rows with an entry within the budget."""
+        columns = part.table(piece)
+        verdicts = legality(*self.job, columns)
+        self.rejected.update(verdicts.counts)
+        axes = tuple(range(len(part.axes)))
+        rows = np.flatnonzero(verdicts.legal.any(axis=axes))
+        if not len(rows):
+            return
+        columns = columns.take(rows)
+        legal = verdicts.legal[..., rows]
+        rows = rows + piece.start
+        sizes = memory(*self.job, columns)
+        device = np.broadcast_to(sizes.device_bytes, legal.shape)
+        alive = legal & (device <= self.request.budget_bytes)
+        self._count_over_budget(sizes, legal & ~alive)
+        fits = alive.any(axis=axes)
+        self._keep_misses(number, rows[~fits], legal[..., ~fits], device[..., ~fits])
+        kept = np.flatnonzero(fits)
+        if not len(kept):
+            return
+        alive, device = alive[..., kept], device[..., kept]
+        self.feasible += int(alive.sum())
+        self._keep_best(_Timed(number, rows[kept], alive, self._times(columns.take(kept), alive), device))
+
+    def _times(self, columns: Columns, alive: Array) -> Array:
+        """Seconds per step, of the shape of `alive`; zero outside training."""
+        if self.request.workload.mode != "train":
+            return np.zeros(alive.shape)
+        return np.broadcast_to(step(*self.job, columns, self.profile).step_s, alive.shape)
+
+    def _count_over_budget(self, sizes: MemoryColumns, over: Array) -> None:
+        """Count every entry over the budget under the term that broke it."""
+        for term, broken in sizes.breaking(self.request.budget_bytes):
+            if not over.any():
+                return
+            count = int((over & broken).sum())
+            if count:
+                self.rejected[f"memory-{term.replace('_', '-')}"] += count
+                over = over & ~broken
+        if over.any():
+            self.rejected["memory-outside-allocator"] += int(over.sum())
+
+    def _keep_best(self, timed: _Timed) -> None:
+        """The best entry of every row, and the piece's Pareto front over all entries."""
+        living, times, sizes = _flat(timed.alive), _flat(timed.step_s), _flat(timed.device_bytes)
+        at = np.arange(len(timed.rows))
+        knob = rank.best_of_rows(living, times, sizes, self.request.objective)
+        part = np.full(len(at), timed.part)
+        self.best.append(rank.Entries(part, timed.rows, knob, times[knob, at], sizes[knob, at]))
+        knobs, columns = np.nonzero(living)
+        front = rank.pareto(times[knobs, columns], sizes[knobs, columns])
+        knobs, columns = knobs[front], columns[front]
+        part = np.full(len(front), timed.part)
+        self.front.append(rank.Entries(part, timed.rows[columns], knobs, times[knobs, columns], sizes[knobs, columns]))
+
+    def _keep_misses(self, number: int, rows: Array, legal: Array, device: Array) -> None:
+        """Per row that is legal but never fits, the entry that needs least memory."""
+        if not len(rows):
+            return
+        sizes = np.where(_flat(legal), _flat(device), np.inf)
+        knob, at = sizes.argmin(axis=0), np.arange(len(rows))
+        part = np.full(len(rows), number)
+        self.misses.append(rank.Entries(part, rows, knob, np.zeros(len(rows)), sizes[knob, at]))
+
+
+def _flat(array: Array) -> Array:
+    return array.reshape(-1, array.shape[-1])
+
+
+def search(request: Request) -> Found:
+    """Search the whole space of a request."""
+    parts, before, rejected = make_parts(request)
+    return search_parts(request, parts, before, rejected)
+
+
+def search_parts(
+    request: Request, parts: tuple[Part, ...], before: int = 0, rejected: Mapping[str, int] | None = None
+) -> Found:
+    """Search given parts; `before` and `rejected` are what was counted before them."""
+    sweep = _Sweep(request, rejected or {})
+    for number, part in enumerate(parts):
+        for piece in chunks(part, PIECE):
+            sweep.piece(number, part, piece)
+    best = rank.joined(sweep.best)
+    best = best.take(rank.order(best, layout_of(parts, best), request.objective))
+    front = rank.joined(sweep.front)
+    front = front.take(rank.pareto(front.step_s, front.device_bytes))
+    return Found(
+        request=request,
+        parts=parts,
+        searched=before + sum(part.rows * part.choices for part in parts),
+        feasible=sweep.feasible,
+        rejected=MappingProxyType(dict(sorted(sweep.rejected.items(), key=lambda item: (-item[1], item[0])))),
+        best=best,
+        front=front,
+        nearest_miss=rank.joined(sweep.misses),
+    )
+
+
+def layout_of(parts: tuple[Part, ...], entries: rank.Entries) -> dict[str, Array]:
+    """The layout columns of entries that may come from several parts."""
+    found: dict[str, Array] = {}
+    for name in rank.SIMPLER:
+        column = np.empty(len(entries), dtype=np.int64)
+        for number, part in enumerate(parts):
+            own = entries.part == number
+            column[own] = part.columns[name][entries.row[own]]
+        found[name] = column
+    return found
+
+
+def ranking(found: Found) -> Ranking:
+    """The top layouts, the Pareto front and the families of a search, as candidates."""
+    best = found.best
+    columns = layout_of(found.parts, best)
+    everywhere = np.arange(len(best))
+    return Ranking(
+        searched=found.searched,
+        feasible=found.feasible,
+        rejected=found.rejected,
+        candidates=found.candidates(best.take(everywhere[: found.request.top])),
+        pareto=found.candidates(found.front.take(np.arange(min(len(found.front), MOST_PARETO)))),
+        families=found.candidates(best.take(rank.families(everywhere, columns))),
+    )
