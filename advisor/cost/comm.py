@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from advisor.cost.placement import Span, Spans
+from advisor.cost.placement import Span, Spans, distinct_values
 from advisor.cost.profile import Profile
 from advisor.spec.hardware import Cluster
 from advisor.spec.layout import Array, Columns, Dispatcher
@@ -153,7 +153,7 @@ def distinct(mlp: ExpertMlp, units: Array) -> Array:
     picks `group_topk` of `groups` groups uniformly and then its experts among theirs. Exact for both; e.g. 256 experts,
     top-8: 5.30 of 8, 7.27 of 32.
     """
-    found, inverse = np.unique(units, return_inverse=True)
+    found, index = distinct_values(units)
     per = mlp.experts / found
     groups, picked = mlp.groups or 1, mlp.group_topk or mlp.groups or 1
     in_group = mlp.experts / groups
@@ -163,7 +163,7 @@ def distinct(mlp: ExpertMlp, units: Array) -> Array:
         weight = _hypergeometric(hit, groups, picked, reach)
         covered = np.minimum(hit * in_group, hit * per / reach) if hit else np.zeros(len(found))
         missed = missed + weight * _none_of(covered, picked * in_group, mlp.topk)
-    return np.asarray((found * (1 - missed))[inverse].reshape(np.shape(units)))
+    return np.asarray((found * (1 - missed))[index])
 
 
 def _none_of(covered: Array, pool: float, draws: int) -> Array:

@@ -88,12 +88,23 @@ def spans(cluster: Cluster, columns: Columns) -> Spans:
 def span(cluster: Cluster, stride: Array, size: Array) -> Span:
     """Span of the groups `low + stride * (size * high + j)`; `stride` and `size` broadcast."""
     stride, size = np.broadcast_arrays(stride, size)
-    key, inverse = np.unique(stride.astype(np.int64) * 2**32 + size, return_inverse=True)
-    step, ranks = key >> 32, key & (2**32 - 1)
+    steps, step_index = distinct_values(stride)
+    sizes, size_index = distinct_values(size)
+    pairs, inverse = distinct_values(step_index * len(sizes) + size_index)
+    step, ranks = steps[pairs // len(sizes)], sizes[pairs % len(sizes)]
     domains, inside = _worst(step, ranks, domain_ranks(cluster), cluster.gpus)
     nodes, _ = _worst(step, ranks, ranks_per_node(cluster.system, cluster.used_per_domain), cluster.gpus)
-    inverse = inverse.reshape(stride.shape)
     return Span(size, stride, inside[inverse], domains[inverse], nodes[inverse])
+
+
+def distinct_values(values: Array) -> tuple[Array, Array]:
+    """Sorted distinct values of small non-negative integers and the index of each value among them.
+
+    As np.unique with return_inverse, without sorting: layouts have many rows and few different sizes.
+    """
+    present = np.zeros(values.max(initial=0) + 1, dtype=bool)
+    present[values] = True
+    return np.flatnonzero(present), (np.cumsum(present) - 1)[values]
 
 
 def _worst(stride: Array, size: Array, block: int, gpus: int) -> tuple[Array, Array]:

@@ -11,6 +11,8 @@ import numpy as np
 from advisor.spec.layout import Array
 
 _SPAN = 2.0**43
+MAX_RANKS = 4096
+"""Largest group inside a fast domain."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,10 +22,12 @@ class SizeTable:
     Piecewise linear in bytes. Below the smallest size its seconds hold (latency); above the largest the last slope
     goes on (bandwidth). Rank counts between or above the measured ones use the next smaller table with the bytes
     scaled to equal wire bytes (n - 1) / n. The curves of all rank counts lie one after the other on one axis, `_SPAN`
-    apart, so that a lookup of a whole table of layouts is a single np.interp.
+    apart, so that a lookup of a whole table of layouts is a single np.interp. `start[n]` is where the curve for n ranks
+    begins, `scale[n]` what bytes are multiplied by.
     """
 
-    ranks: Array
+    start: Array
+    scale: Array
     x: Array
     y: Array
 
@@ -39,15 +43,17 @@ class SizeTable:
             far = _SPAN - 1.0
             x.append(np.concatenate([[0.0], size, [far]]) + i * _SPAN)
             y.append(np.concatenate([[seconds[0]], seconds, [seconds[-1] + slope * (far - size[-1])]]))
-        return cls(np.array([int(n) for n in ranks], dtype=np.int64), np.concatenate(x), np.concatenate(y))
+        measured = np.array([int(n) for n in ranks], dtype=np.int64)
+        count = np.arange(MAX_RANKS + 1, dtype=np.int64)
+        slot = np.maximum(np.searchsorted(measured, count, side="right") - 1, 0)
+        wire = (count - 1) / np.maximum(count, 1)
+        scale = np.where(count > 1, wire * (measured / (measured - 1))[slot], 0.0)
+        return cls(slot * _SPAN, scale, np.concatenate(x), np.concatenate(y))
 
     def seconds(self, n_bytes: Array, ranks: Array) -> Array:
-        """Seconds for `n_bytes` (full tensor) over `ranks` ranks; both broadcast. A group of one rank costs nothing."""
-        slot = np.maximum(np.searchsorted(self.ranks, ranks, side="right") - 1, 0)
-        measured = self.ranks[slot]
-        scale = (ranks - 1) / np.maximum(ranks, 1) * (measured / (measured - 1))
-        position = np.minimum(n_bytes * scale, _SPAN - 1.0) + slot * _SPAN
-        return np.where(ranks > 1, np.interp(position, self.x, self.y), 0.0)
+        """Seconds for `n_bytes` (full tensor) over `ranks` ranks (1 to MAX_RANKS); both broadcast, one rank is free."""
+        position = np.minimum(n_bytes * self.scale[ranks], _SPAN - 1.0) + self.start[ranks]
+        return np.asarray(np.interp(position, self.x, self.y) * (ranks > 1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,6 +20,7 @@ from advisor.spec.hardware import Cluster, Gpu, RankOrder, System
 from advisor.spec.load.fields import Fields, did_you_mean, read_yaml_mapping, shown
 
 MAX_GPUS = 1_000_000
+MAX_DOMAIN = 4096
 RANK_ORDERS: tuple[str, ...] = get_args(RankOrder)
 _MAX_GBS = 1e5
 _MAX_TFLOPS = 1e7
@@ -139,7 +140,7 @@ def _looks_like_a_path(text: str) -> bool:
 def _read_system(path: Path, name: str) -> System:
     fields = Fields(read_yaml_mapping(path), "")
     gpu = _gpu_of(fields)
-    domain = fields.integer("nvlink_domain", 1, 100_000, 8 if gpu.nvlink_uni_gbs else 1)
+    domain = fields.integer("nvlink_domain", 1, MAX_DOMAIN, 8 if gpu.nvlink_uni_gbs else 1)
     nic = fields.number("nic_gbps_per_gpu", 1e-3, _MAX_GBS)
     node = fields.integer("gpus_per_node", 1, 1024, 8)
     system = System(
@@ -156,7 +157,7 @@ def _read_system(path: Path, name: str) -> System:
         host_gib=fields.optional_number("host_gib", 1e-3, 1e6),
         sources=fields.texts("sources"),
         notes=fields.texts("notes"),
-        used_per_domain=fields.integer("used_per_domain", 1, 100_000) if fields.has("used_per_domain") else None,
+        used_per_domain=fields.integer("used_per_domain", 1, MAX_DOMAIN) if fields.has("used_per_domain") else None,
         rank_order=cast(RankOrder, fields.choice("rank_order", RANK_ORDERS, RANK_ORDERS[0])),
         oversubscription=fields.number("oversubscription", 1, 1000, 1),
     )
