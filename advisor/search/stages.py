@@ -42,6 +42,7 @@ __all__ = [
 
 LONGEST_LEAD = 6
 CLOSE = 1.005
+MOST_PAIRS = 2**14
 SAME = 1 + 1e-9
 
 
@@ -99,36 +100,36 @@ def _balanced(
     best = next(split for split in found if max(rank_loads(split, weights)) <= bound)
     if hybrid:
         return PipelineSplit(pp, vpp, best.layers, "pattern", best.mtp_chunk)
-    for _, group in groupby(_plain_forms(len(weights.layers), pp, vpp, depth), key=lambda split: split.form):
+    for _, group in groupby(_plain_forms(weights, pp, vpp, depth), key=lambda split: split.form):
         plain = min(group, key=lambda split: max(rank_loads(split, weights)))
         if max(rank_loads(plain, weights)) <= bound:
             return plain
     return best
 
 
-def _plain_forms(num_layers: int, pp: int, vpp: int, depth: int) -> Iterator[PipelineSplit]:
+def _plain_forms(weights: StageWeights, pp: int, vpp: int, depth: int) -> Iterator[PipelineSplit]:
     """Splits that need no layout string, simplest first."""
-    chunks = pp * vpp
+    num_layers, chunks = len(weights.layers), pp * vpp
     mtp_chunk = chunks - 1 if depth else None
     for embedding, loss in ((False, False), (False, True), (True, False), (True, True)):
         each, rest = divmod(num_layers + embedding + loss, chunks)
-        if rest or each == 0:
+        if rest or each <= embedding:
             continue
         layers = [each] * chunks
         layers[0] -= embedding
         layers[-1] -= loss
         form = "account" if embedding or loss else "even"
         yield PipelineSplit(pp, vpp, tuple(layers), form, mtp_chunk, embedding, loss)
-    if pp < 3:
-        ends = [(first, num_layers // vpp - first) for first in range(1, num_layers // vpp)] if pp == 2 else []
-        ends = ends if num_layers % vpp == 0 else []
-    else:
-        total = num_layers // vpp if num_layers % vpp == 0 else 0
-        ends = [(a, b) for a in range(1, total) for b in range(1, total - a) if (total - a - b) % (pp - 2) == 0]
-    for first, final in ends:
-        middle = (num_layers // vpp - first - final) // max(pp - 2, 1)
-        if pp == 2 or middle > 0:
-            yield PipelineSplit(pp, vpp, (first, *[middle] * (pp - 2), final) * vpp, "uneven", mtp_chunk)
+    if pp < 2 or num_layers % vpp:
+        return
+    # Counts below are layers of a chunk. The last rank carries loss and modules too, so it gets fewer than the first.
+    heavy = (weights.loss + weights.modules) * num_layers / sum(weights.layers) / vpp
+    per_slot = num_layers // vpp
+    for middle in range(1, per_slot // (pp - 2) + 1) if pp > 2 else [0]:
+        ends = per_slot - middle * (pp - 2)
+        about = round((ends + heavy) / 2)
+        for first in range(max(1, min(about, ends) - 1), min(about + 1, ends - 1) + 1):
+            yield PipelineSplit(pp, vpp, (first, *[middle] * (pp - 2), ends - first) * vpp, "uneven", mtp_chunk)
 
 
 def _deal(weights: StageWeights, pp: int, vpp: int, home: int, close: float) -> tuple[int, ...] | None:
@@ -249,7 +250,10 @@ def _proportional(weights: StageWeights, pp: int, vpp: int, home: int) -> Array 
 
 
 def _descend(bounds: Array, prefix: Array, extra: Array, pp: int, closed: bool) -> Array:
-    """Shifts runs of neighbouring boundaries by one layer while (heaviest rank, sum of squares) falls."""
+    """Shifts runs of neighbouring boundaries by one layer while (heaviest rank, sum of squares) falls.
+
+    Few chunks couple their ranks tightly, so there two runs may move at once.
+    """
     chunks = len(bounds) - 1
     inner = chunks - 1 - closed
     moves = [
@@ -263,6 +267,8 @@ def _descend(bounds: Array, prefix: Array, extra: Array, pp: int, closed: bool) 
         shift[row, first:end] = step
     least = np.ones(chunks, dtype=np.int64)
     least[-1] = 0
+    if len(shift) ** 2 <= MOST_PAIRS:
+        shift = np.concatenate([(shift[:, None] + shift).reshape(-1, chunks + 1), shift[-1:]])
     while True:
         tried = bounds + shift
         legal = (np.diff(tried, axis=1) >= least).all(axis=1)
