@@ -1,3 +1,5 @@
+import ast
+import re
 import subprocess
 import sys
 import time
@@ -168,6 +170,26 @@ def test_a_bad_profile_is_told_with_its_key(tmp_path, monkeypatch):
     monkeypatch.setattr("advisor.cost.profile._CACHE", [])
     with pytest.raises(InputError, match="tp_exposed"):
         load_profile("h20")
+
+
+def names_in(tree):
+    """String constants of a module, f-strings as patterns."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield re.escape(node.value)
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(re.escape(p.value) if isinstance(p, ast.Constant) else r"\w+" for p in node.values)
+
+
+def test_every_coefficient_is_read_by_a_formula():
+    patterns = {
+        name for path in (ROOT / "advisor" / "cost").glob("*.py") for name in names_in(ast.parse(path.read_text()))
+    }
+    patterns.discard(r"\w+")
+    unread = [
+        name for name in load_profile("h100").coefficients if not any(re.fullmatch(one, name) for one in patterns)
+    ]
+    assert unread == []
 
 
 def test_a_profile_of_the_user_wins(tmp_path, monkeypatch):
