@@ -20,7 +20,7 @@ class Workload:
     `router_skew` is tokens on the fullest expert-parallel rank over the mean (1 = balanced). `capacity_factor`
     bounds it under token drop. `fp8_params` stores and gathers quantised weights. `attention_impl` "unfused"
     keeps the score matrix; `cross_entropy_fused` avoids one fp32 copy of the logits. `vocab_divisor` is Megatron's
-    make_vocab_size_divisible_by. `loss_impl` "gathered" gathers the logits over tensor ranks before a plain torch cross
+    make_vocab_size_divisible_by. `grouped_gemm` runs all local experts in one kernel (False: one after another). `loss_impl` "gathered" gathers the logits over tensor ranks before a plain torch cross
     entropy (stacks other than Megatron). `batch` and `context` describe requests in inference mode.
     `mtp_depth` overrides the number of prediction modules (None = none are trained unless the model is asked for them).
     """
@@ -43,6 +43,7 @@ class Workload:
     loss_impl: Literal["vocab_parallel", "gathered"] = "vocab_parallel"
     grad_accumulation_fused: bool = True
     router_fp32: bool = True
+    grouped_gemm: bool = True
     vocab_divisor: int = 128
     mtp_depth: int = 0
     batch: int | None = None

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from advisor.cost.moments import training_stage
-from advisor.cost.stages import stage_of_rank
+from advisor.cost.memory import memory
 from advisor.errors import InputError
 from advisor.spec.layout import table
 from advisor.spec.load.megatron import MegatronJob, read_megatron_args
@@ -63,9 +62,9 @@ def last_rank(job: MegatronJob, system: str, world: int) -> Predicted:
     """Memory of the last rank of `job` on `world` GPUs."""
     layout, knobs = job.layout(world)
     columns = table([layout], [knobs])
-    stage = stage_of_rank(job.model, columns, job.workload.mtp_depth, layout.pp - 1)
     cluster = make_cluster(load_system(system), world)
-    part = training_stage(job.model, cluster, job.workload, columns, stage)
+    found = memory(job.model, cluster, job.workload, columns, rank=layout.pp - 1)
+    part = found.parts[0]
 
     def scalar(value: Any) -> float:
         return float(np.asarray(value).reshape(-1)[0])
@@ -74,7 +73,7 @@ def last_rank(job: MegatronJob, system: str, world: int) -> Predicted:
     moments = {name: {term: scalar(value) for term, value in terms.items()} for name, terms in part.moments.items()}
     worst = max(moments, key=lambda name: sum(moments[name].values()))
     held = sum(static.values())
-    return Predicted(world, held + sum(moments[worst].values()), held, worst, static | moments[worst])
+    return Predicted(world, scalar(found.allocated_bytes), held, worst, static | moments[worst])
 
 
 def worlds(job: MegatronJob, stated: int | None) -> list[int]:

@@ -153,7 +153,8 @@ def _unfused_attention(arguments: Arguments) -> bool:
 
 def _workload(arguments: Arguments, model: Model) -> Workload:
     factor = arguments.get("moe_expert_capacity_factor")
-    routing: Routing = "token-drop" if factor is not None and factor >= 0 else "balanced"
+    forced = arguments.switch("moe_router_force_load_balancing") or not model.is_moe
+    routing: Routing = "token-drop" if factor is not None and factor >= 0 else "balanced" if forced else "dropless"
     attention: Literal["fused", "unfused"] = "unfused" if _unfused_attention(arguments) else "fused"
     local = arguments.get("transformer_impl") == "local"
     for dest in ("attention_dropout", "hidden_dropout"):
@@ -174,6 +175,7 @@ def _workload(arguments: Arguments, model: Model) -> Workload:
         hidden_dropout=float(arguments.get("hidden_dropout")),
         cross_entropy_fused=arguments.switch("cross_entropy_loss_fusion"),
         grad_accumulation_fused=arguments.switch("gradient_accumulation_fusion"),
+        grouped_gemm=arguments.switch("moe_grouped_gemm") or not model.is_moe,
         router_fp32=arguments.get("moe_router_dtype") is not None,
         vocab_divisor=divisor or arguments.count("make_vocab_size_divisible_by"),
         mtp_depth=model.mtp.depth if model.mtp is not None else 0,
