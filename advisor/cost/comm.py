@@ -32,7 +32,7 @@ ROW_ELEMENT_BYTES = 2.0
 
 def link_Bps(cluster: Cluster) -> float:
     """Bandwidth of one GPU inside the fast domain, one direction: NVLink, or PCIe where there is none."""
-    return cluster.nvlink_Bps or gbs_to_bps(cluster.gpu.pcie_uni_gbs)
+    return cluster.nvlink_Bps if cluster.system.nvlink_domain > 1 else gbs_to_bps(cluster.gpu.pcie_uni_gbs)
 
 
 def network_Bps(profile: Profile, cluster: Cluster) -> float:

@@ -119,6 +119,14 @@ def test_a_slower_link_than_the_tables_were_measured_on_counts():
     assert float(slow[0]) > float(comm.all_gather(fast_profile, fast, n_bytes, group(fast, 1, 2))[0])
 
 
+def test_without_nvlink_the_node_is_the_domain_and_pcie_its_link(tmp_path):
+    path = tmp_path / "pcie.yaml"
+    path.write_text("{gpu: h100, nic_gbps_per_gpu: 100, nvlink_domain: 1}")
+    cluster = make_cluster(load_system(path), 16)
+    assert comm.link_Bps(cluster) == 64e9
+    assert group(cluster, 1, 16).inside.tolist() == [8]
+
+
 @pytest.mark.parametrize(
     ("experts", "topk", "units", "expected"),
     [(256, 8, 8, 5.30), (256, 8, 32, 7.27), (256, 8, 4, 3.61), (256, 8, 64, 7.68), (128, 8, 16, 6.60), (8, 2, 8, 2.0)],

@@ -83,7 +83,7 @@ def _gpu(name: str, fields: Fields, own: bool = True) -> Gpu:
         usable_gib=hbm.optional_number("usable_gib_torch", 1e-3, _MAX_GIB),
         hbm_gbs=hbm.number("bandwidth_gbs", 1e-3, 1e7),
         nvlink_uni_gbs=nvlink.number("uni_gbs", 0, _MAX_GBS, 0),
-        pcie_uni_gbs=pcie.number("uni_gbs", 0, _MAX_GBS, 32),
+        pcie_uni_gbs=pcie.number("uni_gbs", 1e-3, _MAX_GBS, 32),
         tdp_w=fields.number("tdp_w", 0, 1e5, 0),
         aliases=fields.texts("aliases"),
         sources=fields.texts("sources"),
@@ -194,8 +194,9 @@ def _check_shape(system: System, problems: list[str]) -> None:
     node, domain = system.gpus_per_node, system.nvlink_domain
     if node % domain and domain % node:
         problems.append(f"nvlink_domain: {domain} and gpus_per_node {node} do not nest (one must divide the other)")
-    if domain > 1 and system.nvlink_uni_gbs <= 0:
-        problems.append(f"nvlink_uni_gbs: 0 but nvlink_domain is {domain}; give the bandwidth or set the domain to 1")
+    if domain > 1 and system.nvlink_uni_gbs < 1e-3:
+        link = system.nvlink_uni_gbs
+        problems.append(f"nvlink_uni_gbs: {link:g} but nvlink_domain is {domain}; give the bandwidth or a domain of 1")
     if system.used_per_domain is not None and system.used_per_domain > domain:
         problems.append(f"used_per_domain: {system.used_per_domain} is more than the nvlink_domain of {domain}")
 
