@@ -16,11 +16,13 @@ PRE_HOPPER_WORKSPACE = 0.25
 """torch allocates 8 MiB of cuBLAS workspace before compute capability 9.0 and 32 MiB from it on."""
 
 
-def workspace_bytes(model: Model, cluster: Cluster) -> float:
+def workspace_bytes(model: Model, cluster: Cluster, workload: Workload) -> float:
     """Workspaces of cuBLAS that live in the caching allocator for the whole run; grouped GEMMs have their own."""
     facts = memory_facts()
     share = 1.0 if float(cluster.gpu.compute_capability) >= 9 else PRE_HOPPER_WORKSPACE
-    count = facts["workspaces"].value + (facts["grouped_workspaces"].value if model.is_moe else 0.0)
+    count = facts["workspaces"].value + (
+        facts["grouped_workspaces"].value if model.is_moe and workload.grouped_gemm else 0.0
+    )
     return facts["workspace_bytes"].value * share * count
 
 

@@ -72,7 +72,7 @@ def serving_stage(model: Model, cluster: Cluster, workload: Workload, columns: C
         logits = stage.loss * 4.0 * padded_vocab(model, workload, columns) / columns.tp * (workload.batch or 1)
         terms = {
             "activations": cache,
-            "working_set": working + at.element * model.hidden * at.owned + workspace_bytes(model, cluster),
+            "working_set": working + at.element * model.hidden * at.owned + workspace_bytes(model, cluster, workload),
             "dispatch_buffers": dispatch,
             "logits": logits,
         }

@@ -58,7 +58,7 @@ def training_stage(model: Model, cluster: Cluster, workload: Workload, columns: 
     at = local(workload, columns)
     params = stage_params(model, workload, columns, stage)
     state = states(model, cluster, workload, columns, stage, params=params)
-    placeholders = placeholder_bytes(model, workload, columns, stage) + workspace_bytes(model, cluster)
+    placeholders = placeholder_bytes(model, workload, columns, stage) + workspace_bytes(model, cluster, workload)
     acts = _activations(model, workload, columns, stage, at)
     p2p = p2p_bytes(model, workload, columns)
     # The embedding is no fused linear layer: its gradient is a dense tensor of the parameter's type.

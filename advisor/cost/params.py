@@ -301,7 +301,9 @@ def active_params(model: Model, with_embedding: bool) -> int:
 
 def mtp_params(model: Model) -> int:
     """Extra parameters of all prediction modules that the model names (0 without)."""
-    return 0 if model.mtp is None else model.mtp.depth * mtp_module_counts(model).total
+    if model.mtp is None:
+        return 0
+    return (1 if model.mtp.repeated else model.mtp.depth) * mtp_module_counts(model).total
 
 
 def padded_vocab(model: Model, workload: Workload, columns: Columns) -> Array:
@@ -348,9 +350,11 @@ def stage_params(model: Model, workload: Workload, columns: Columns, stage: Stag
         one = layer_params(kind, model, columns)
         dense, expert = dense + count * one.dense, expert + count * one.expert
     module = mtp_module_params(model, columns)
+    repeated = model.mtp is not None and model.mtp.repeated
+    modules = np.minimum(stage.modules, 1) if repeated else stage.modules
     return StageParams(
-        dense=dense + stage.modules * module.dense,
-        expert=expert + stage.modules * module.expert,
+        dense=dense + modules * module.dense,
+        expert=expert + modules * module.expert,
         embedding=embedding,
         head=head,
     )

@@ -114,7 +114,7 @@ def states(
 
 
 def _unsharded_units(model: Model, linear: float, columns: Columns, stage: Stage) -> Array:
-    """Two whole layers of weights and of gradients beside the shards: Megatron-FSDP keeps one ahead (its user guide)."""
+    """Two whole layers of weights and of gradients beside the shards: Megatron-FSDP keeps one ahead."""
     largest: Array = np.zeros(1)
     for kind, count in zip(model.kinds, stage.layers, strict=True):
         one = layer_params(kind, model, columns)
