@@ -19,9 +19,10 @@ class Workload:
 
     `router_skew` is tokens on the fullest expert-parallel rank over the mean (1 = balanced). `capacity_factor`
     bounds it under token drop. `fp8_params` stores and gathers quantised weights. `attention_impl` "unfused"
-    keeps the score matrix; `cross_entropy_fused` avoids one fp32 copy of the logits. `vocab_divisor` is Megatron's
-    make_vocab_size_divisible_by. `grouped_gemm` runs all local experts in one kernel (False: one after another). `loss_impl` "gathered" gathers the logits over tensor ranks before a plain torch cross
-    entropy (stacks other than Megatron). `batch` and `context` describe requests in inference mode.
+    keeps the score matrix; `cross_entropy_fused` avoids one fp32 copy of the logits; `loss_impl` "gathered" gathers
+    the logits over tensor ranks before a plain torch cross entropy (stacks other than Megatron). `grouped_gemm` runs
+    all local experts in one kernel (False: one after another). `vocab_divisor` is Megatron's
+    make_vocab_size_divisible_by. `batch` and `context` describe requests in inference mode.
     `mtp_depth` overrides the number of prediction modules (None = none are trained unless the model is asked for them).
     """
 

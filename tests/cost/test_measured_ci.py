@@ -3,8 +3,8 @@
 Run as a script (`python -m tests.cost.test_measured_ci`) for the table of residuals.
 
 The measured process is the last rank: Megatron writes memory through the tensorboard writer, which only rank
-world_size - 1 has (ML:megatron/training/global_vars.py@d98e8a64 `_set_tensorboard_writer`), so the prediction is that of
-the last pipeline stage.
+world_size - 1 has (ML:megatron/training/global_vars.py@d98e8a64 `_set_tensorboard_writer`), so the prediction is that
+of the last pipeline stage.
 """
 
 from collections.abc import Callable

@@ -253,6 +253,12 @@ def test_unknown_flags_are_reported_with_the_closest_one():
     assert not any("switched-off" in message for message in messages)
 
 
+def test_wrong_value_without_effect_is_a_finding_only():
+    read = job(**{"async-strategy": "of-a-later-version", "lr": "fast"})
+    assert [finding.rule for finding in read.findings] == ["megatron-args.value"] * 2
+    assert read.findings[1].message == "--lr is 'fast': a number is needed"
+
+
 def test_what_is_not_counted_is_said_and_not_called_ignored():
     read = job(fp32_residual_connection=True, log_interval=1)
     assert [finding.rule for finding in read.findings] == ["megatron-args.not-counted"]

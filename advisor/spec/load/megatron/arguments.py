@@ -79,7 +79,8 @@ def by_dest() -> Mapping[str, Flag]:
 class Arguments:
     """Values by destination name as Megatron's parser would hold them, and what was noticed on the way.
 
-    `read` marks the names some module has asked for; the rest has no effect on memory or time.
+    `read` marks the names some module has asked for; the rest has no effect on memory or time. `wrong` says what is
+    wrong with a value by name: a problem if the name is read, else only a finding (choices differ between versions).
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -88,6 +89,7 @@ class Arguments:
     environment: dict[str, str] = field(default_factory=dict)
     gpus: int | None = None
     read: set[str] = field(default_factory=set)
+    wrong: dict[str, str] = field(default_factory=dict)
 
     def get(self, dest: str) -> Any:
         """The value given, else Megatron's default."""
@@ -107,7 +109,7 @@ class Arguments:
         """A whole number >= `low`; a problem is noted and `fallback` (or `low`) goes on where it is not."""
         value = self.get(dest)
         if value is None:
-            if fallback is None:
+            if fallback is None and dest not in self.wrong:
                 self.problem(dest, "is not stated and has no default")
             return low if fallback is None else fallback
         if not low <= value <= _LARGEST_COUNT:
@@ -123,6 +125,15 @@ class Arguments:
         """Add a finding that does not stop the reading."""
         self.findings.append(Finding(f"megatron-args.{rule}", "info", message, fix))
 
+    def judge(self) -> list[str]:
+        """All problems, once everything that matters has been read; values nobody needs only leave a finding."""
+        for dest, text in self.wrong.items():
+            if dest in self.read:
+                self.problems.append(text)
+            else:
+                self.warn("value", text, "without effect on memory and time")
+        return list(dict.fromkeys(self.problems))
+
     def unread(self) -> tuple[str, ...]:
         """Flags given that nothing asked for."""
         return tuple(sorted(f"--{by_dest()[dest].name}" for dest in self.values if dest not in self.read))
@@ -133,16 +144,16 @@ class Arguments:
             self.values[flag.dest] = flag.kind == "on"
             return
         if not given:
-            self.problems.append(f"--{flag.name} has no value")
+            self.wrong[flag.dest] = f"--{flag.name} has no value"
             return
         if isinstance(flag.values, int) and flag.values > 1 and len(given) != flag.values:
-            self.problems.append(f"--{flag.name} takes {flag.values} values, {len(given)} are given")
+            self.wrong[flag.dest] = f"--{flag.name} takes {flag.values} values, {len(given)} are given"
         typed = []
         for value in given:
             try:
                 typed.append(_typed(flag, value))
             except ValueError as error:
-                self.problems.append(f"--{flag.name} is {_shown(value)}: {error}")
+                self.wrong[flag.dest] = f"--{flag.name} is {_shown(value)}: {error}"
         if typed:
             self.values[flag.dest] = typed[0] if flag.values == 1 else typed
 
@@ -239,9 +250,9 @@ def from_mapping(arguments: Arguments, mapping: Mapping[Any, Any]) -> None:
             if truth in ("true", "", "1"):
                 arguments.put(flag, ())
             elif truth not in ("false", "none", "null", "0"):
-                arguments.problems.append(f"--{flag.name} is {_shown(value)}: true or false is needed")
+                arguments.wrong[flag.dest] = f"--{flag.name} is {_shown(value)}: true or false is needed"
         elif isinstance(value, Mapping):
-            arguments.problems.append(f"--{flag.name} is a mapping: a value is needed")
+            arguments.wrong[flag.dest] = f"--{flag.name} is a mapping: a value is needed"
         elif value is not None:
             many = flag.values == "many" or (isinstance(flag.values, int) and flag.values > 1)
             arguments.put(flag, _items(value) if many else [value])

@@ -328,8 +328,8 @@ def read_megatron_args(
         split = read_split(arguments, model)
         workload = _workload(arguments, model)
         knobs = _knobs(arguments, model, workload.precision)
-    if model is None or split is None or arguments.problems:
-        problems = list(dict.fromkeys(arguments.problems))
+    problems = arguments.judge()
+    if model is None or split is None or problems:
         raise InputError("Megatron-LM arguments cannot be used:\n  " + "\n  ".join(problems))
     for dest in _NOT_COUNTED:
         if arguments.given(dest) and arguments.get(dest) not in (False, None, 0):

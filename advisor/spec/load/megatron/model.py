@@ -208,9 +208,11 @@ def _linear(arguments: Arguments, layers: int) -> list[int]:
 
 def _transformer(arguments: Arguments) -> tuple[list[Layer], MultiTokenPrediction | None, list[Layer]]:
     """Decoder layers of a GPT model, the prediction modules, and the distinct kinds."""
-    layers = min(arguments.count("num_layers"), _MOST_LAYERS)
-    if arguments.count("num_layers") > _MOST_LAYERS:
-        arguments.problem("num_layers", f"is {arguments.get('num_layers')}: more than {_MOST_LAYERS}")
+    stated = "num_layers" if arguments.given("num_layers") else "encoder_num_layers"
+    layers = arguments.count(stated if arguments.given(stated) else "num_layers")
+    if layers > _MOST_LAYERS:
+        arguments.problem(stated, f"is {layers}: more than {_MOST_LAYERS}")
+        layers = _MOST_LAYERS
     window = _window(arguments)
     windowed, linear = _windowed(arguments, layers, window), _linear(arguments, layers)
     moe = [0] * layers
