@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,7 +202,7 @@ def _markdown(block: Block) -> str:
     if isinstance(block, Line):
         return f"## {block.text}" if block.style == "heading" else block.text
     if isinstance(block, Table):
-        heads = tuple(column.head.replace("\n", " ") for column in block.columns)
+        heads = tuple(column.head for column in block.columns)
         rule = tuple("--:" if column.holds == "figure" else "---" for column in block.columns)
         return _titled(block.title, (heads, rule, *block.rows))
     if isinstance(block, Facts):
@@ -211,7 +212,7 @@ def _markdown(block: Block) -> str:
 
 
 def _titled(title: str, rows: Iterable[tuple[str, ...]]) -> str:
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    lines = ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " / ") for cell in row) + " |" for row in rows]
     return "\n".join([f"**{title}**", "", *lines] if title else lines)
 
 
@@ -244,7 +245,9 @@ def _print_block(console: Console, block: Block) -> None:
     from rich.text import Text
 
     if isinstance(block, Line):
-        console.print(Text(block.text, style=STYLES[block.style]))
+        # textwrap knows that a thin space is no place to break a number; rich does not.
+        for line in textwrap.wrap(block.text, console.width, break_on_hyphens=False, break_long_words=False):
+            console.print(Text(line, style=STYLES[block.style]), soft_wrap=True)
         return
     if block.title:
         console.print(Text(block.title, style="bold"))

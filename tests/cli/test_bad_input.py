@@ -25,7 +25,7 @@ def refused(ran):
     [
         (("plan", "--model", "minimx-m2", "--gpus", "64"), "minimax-m2"),
         (("plan", "--model", "zzzzqqqq", "--gpus", "64"), "models list"),
-        (("plan", "--model", "", "--gpus", "64"), "model"),
+        (("plan", "--model", "", "--gpus", "64"), "config.json"),
         (("plan", "--model", "minimax-m2"), "--gpus"),
         (("plan", "--gpus", "64"), "model"),
         (("plan", "--model", "minimax-m2", "--gpus", "12"), "16"),

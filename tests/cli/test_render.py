@@ -12,7 +12,7 @@ from advisor.errors import InputError
 TABLE = Table(
     "sizes",
     (Column("what", "name"), Column("GiB\nof 80"), Column("said", "text")),
-    (("weights", "12.5", "a|b"), ("optimizer", "1\u202f250", "-")),
+    (("weights", "12.5", "a|b"), ("optimizer\nof Adam", "1\u202f250", "-")),
     marked=0,
 )
 RECORD = {"schema_version": 1, "value": None}
@@ -102,6 +102,12 @@ def test_lines_keep_to_the_width(capsys):
     long = Table("", (Column("name", "name"), Column("text", "text")), (("x", "word " * 100),))
     text = render.table_text((long,), None)
     assert max(map(len, text.splitlines())) <= render.WIDTH
+
+
+def test_numbers_are_not_broken_at_line_ends():
+    text = render.table_text((Line(", ".join(f"rule-{n} 1\u202f234\u202f567" for n in range(30))),), None)
+    assert all(line.endswith(("1\u202f234\u202f567,", "1\u202f234\u202f567")) for line in text.splitlines())
+    assert len(text.splitlines()) > 2
 
 
 @pytest.mark.parametrize("suffix", [".json", ".csv", ".md", ".txt"])

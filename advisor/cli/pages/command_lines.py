@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import shlex
+from typing import Literal
 
+from advisor.cli.pages.parts import SEARCH_SETTINGS
 from advisor.search.dials import knob_words
 from advisor.search.request import Request
 from advisor.spec.layout import Knobs
 from advisor.spec.plan import Candidate
 
 LAYOUT_FLAGS = ("tp", "pp", "vpp", "cp", "ep", "etp", "mbs")
-NOT_OF_A_LAYOUT = {"model", "gpus", "gbs", "objective", "top", "fix", "allow", "target_tokens_per_s"}
+OWN_WORDS = {
+    "model",
+    "gpus",
+    "gbs",
+    "headroom",
+    "sp",
+    "pipeline_layout",
+    *SEARCH_SETTINGS,
+    *LAYOUT_FLAGS,
+    *knob_words(Knobs()),
+}
 
 
 def one_layout(verb: str, request: Request, candidate: Candidate) -> str:
     """`advisor estimate` or `advisor why` for one candidate of a request."""
     layout, usual = candidate.layout, knob_words(Knobs())
     words = [*_job(verb, request), "--gbs", str(layout.gbs)]
+    if request.reserve_bytes:
+        words += ["--headroom", str(request.settings["headroom"].value)]
     for name in LAYOUT_FLAGS:
         if getattr(layout, name) > 1 or name in {"tp", "pp"}:
             words += [f"--{name}", str(getattr(layout, name))]
@@ -33,10 +47,10 @@ def one_layout(verb: str, request: Request, candidate: Candidate) -> str:
     return shlex.join(words)
 
 
-def fewest_gpus(request: Request) -> str:
-    """`advisor plan --gpus auto` for the same job."""
+def plan_on(request: Request, gpus: int | Literal["auto"]) -> str:
+    """`advisor plan` for the same job on another number of GPUs."""
     words = _job("plan", request)
-    words[words.index("--gpus") + 1] = "auto"
+    words[words.index("--gpus") + 1] = str(gpus)
     return shlex.join(words)
 
 
@@ -45,7 +59,7 @@ def _job(verb: str, request: Request) -> list[str]:
     settings = request.settings
     words = ["advisor", verb, "--model", str(settings["model"].value), "--gpus", str(request.cluster.gpus)]
     for name, setting in settings.items():
-        if name in NOT_OF_A_LAYOUT or setting.origin != "flag":
+        if name in OWN_WORDS or setting.origin != "flag":
             continue
         flag = f"--{name.replace('_', '-')}"
         if str(setting.value) in {"True", "False"}:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from advisor.cli.document import Block, Column, Document, Line, Style, Table
-from advisor.cli.figures import count, figure
+from advisor.cli.figures import NONE, count, figure
 from advisor.cli.pages import command_lines
 from advisor.cli.pages.parts import (
+    SEARCH_SETTINGS,
     candidate_table,
     findings_table,
+    inputs_facts,
     kinds_line,
     memory_bars,
     memory_line,
@@ -50,7 +52,9 @@ def _blocks(estimate: Estimate, verbose: bool) -> Iterator[Block]:
         f"estimate: {request.model.name} on {count(request.cluster.gpus)} x {request.cluster.gpu.name}", "heading"
     )
     yield verdict_line(estimate)
-    yield request_facts(request)
+    yield request_facts(request, without=SEARCH_SETTINGS)
+    if verbose:
+        yield inputs_facts(request)
     if found is not None:
         yield candidate_table("layout", [("", found)])
         yield memory_bars(found.memory, request.reserve_bytes, found.layout.pp)
@@ -65,11 +69,14 @@ def _blocks(estimate: Estimate, verbose: bool) -> Iterator[Block]:
 
 def _moments(found: Candidate) -> Iterator[Block]:
     """Peak of every representative stage at every moment."""
-    moments = list(dict.fromkeys(moment for stage in found.memory.stages for moment in stage))
-    columns = (Column("stage", "text"), *(Column(moment) for moment in moments))
+    moments = [
+        name for name in dict.fromkeys(name for stage in found.memory.stages for name in stage) if name != "rank"
+    ]
+    columns = (Column("stage"), *(Column(moment.replace("_", "\n")) for moment in moments))
     rows = []
     for index, stage in enumerate(found.memory.stages):
-        rows.append((str(index), *(figure(gib(stage[moment])) if moment in stage else "-" for moment in moments)))
+        peaks = (figure(gib(stage[moment])) if moment in stage else NONE for moment in moments)
+        rows.append((count(stage.get("rank", index)), *peaks))
     if rows:
         yield Table("peak GiB by stage and moment", columns, tuple(rows))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,109 +10,130 @@ from advisor.cli.document import Bars, Block, Column, Facts, Line, Table
 from advisor.cli.figures import NONE, count, figure, percent
 from advisor.search.dials import knob_words
 from advisor.search.request import Request
+from advisor.spec.hardware import Cluster
 from advisor.spec.layout import Knobs, Layout
 from advisor.spec.plan import Candidate, Finding, MemoryEstimate, StepEstimate, Term
+from advisor.spec.workload import Workload
 from advisor.units import gib
 
-DIALS = ("tp", "pp", "vpp", "cp", "ep", "etp")
+SEARCH_SETTINGS = ("objective", "top", "fix", "allow", "target_tokens_per_s")
 CANDIDATE_COLUMNS = (
     Column("", "name"),
-    Column("layout", "name"),
+    Column("layout\nexperts", "name"),
     Column("MBS"),
     Column("recompute", "text"),
-    Column("dispatcher", "text"),
-    Column("other knobs", "text"),
-    Column("peak\nGiB"),
-    Column("free\n%"),
+    Column("dispatcher\nother knobs", "text"),
+    Column("peak GiB\nfree %"),
     Column("step s\n(80 %)"),
-    Column("tokens/s\n/GPU"),
-    Column("TFLOP/s\n/GPU"),
-    Column("MFU\n%"),
-    Column("exposed\n%"),
-    Column("bubble\n%"),
+    Column("tokens/s\nper GPU"),
+    Column("TFLOP/s\nMFU %"),
+    Column("exposed %\nbubble %"),
 )
+SHORT = {"optimizer_offload": "offload"}
 
 
-def request_facts(request: Request, extra: Mapping[str, tuple[str, str]] | None = None) -> Facts:
-    """The request as resolved: every setting with its value and where it comes from."""
+def request_facts(request: Request, without: Iterable[str] = ()) -> Facts:
+    """The request as resolved: every setting (but those `without` a meaning here), its value and its origin."""
     rows = []
     for name, setting in request.settings.items():
-        value = setting.value
-        shown = count(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        if name in without:
+            continue
+        shown = _shown(setting.value)
         if shown:
             rows.append((name, shown, f"{setting.origin}: {setting.note}" if setting.note else setting.origin))
-    rows += [(name, value, remark) for name, (value, remark) in (extra or {}).items()]
+    cluster = request.cluster
+    rows.append(("memory", f"{figure(cluster.usable_gib)} GiB", f"usable on each GPU, {cluster.usable_kind}"))
     return Facts("request", tuple(rows))
+
+
+def inputs_facts(request: Request) -> Facts:
+    """Everything else that the answer rests on: workload and placement."""
+    fields = {**_fields(request.workload), **_fields(request.cluster)}
+    origins = {**request.cluster.origin, **{name: setting.origin for name, setting in request.settings.items()}}
+    rows = tuple(
+        (name, _shown(value), origins.get(name, "default"))
+        for name, value in fields.items()
+        if isinstance(value, str | int | float) and _shown(value) and name not in {"gpus", "seq_len", "usable_kind"}
+    )
+    return Facts("all inputs", rows)
+
+
+def _fields(value: Workload | Cluster) -> dict[str, object]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: ""}[value]
+    if isinstance(value, int):
+        return count(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value))
+    return str(value)
 
 
 def layout_label(layout: Layout) -> str:
     """TP2 PP4 VPP2 EP8 DP16: sizes of 1 are left out, except TP, PP and DP."""
-    shown = [
-        f"{name.upper()}{getattr(layout, name)}" for name in DIALS if name in {"tp", "pp"} or _above_one(layout, name)
-    ]
-    return " ".join([*shown, f"DP{layout.dp}"])
+    return " ".join((*_sizes(layout, ("tp", "pp", "vpp", "cp", "ep", "etp")), f"DP{layout.dp}"))
 
 
-def _above_one(layout: Layout, name: str) -> bool:
-    return bool(getattr(layout, name) > 1)
+def _layout_lines(layout: Layout) -> str:
+    """The grid of the dense part, and below it that of the experts."""
+    experts = (*_sizes(layout, ("ep", "etp")), f"EDP{layout.edp}")
+    lines = [" ".join((*_sizes(layout, ("tp", "pp", "vpp", "cp")), f"DP{layout.dp}"))]
+    return "\n".join([*lines, " ".join(experts)] if layout.ep > 1 or layout.etp > 1 else lines)
+
+
+def _sizes(layout: Layout, names: Iterable[str]) -> tuple[str, ...]:
+    sizes = ((name, getattr(layout, name)) for name in names)
+    return tuple(f"{name.upper()}{size}" for name, size in sizes if size > 1 or name in {"tp", "pp"})
 
 
 def other_knobs(candidate: Candidate) -> str:
-    """Knobs that are not at their default, without recompute and dispatcher, which have columns of their own."""
+    """Knobs that are not at their default, without recompute and dispatcher."""
     usual = knob_words(Knobs())
     found = []
     for name, value in knob_words(candidate.knobs).items():
         if name in {"recompute", "dispatcher"} or value == usual[name]:
             continue
-        plain = name.replace("_", "-")
-        found.append(plain if value is True else f"no {plain}" if value is False else f"{plain}={value}")
-    return ", ".join(found) or NONE
+        plain = SHORT.get(name, name).replace("_", "-")
+        found.append(plain if value is True else f"no {plain}" if value is False else f"{plain} {value}")
+    if candidate.layout.tp > 1 and not candidate.layout.sp:
+        found.append("no sp")
+    return ", ".join(found)
 
 
 def candidate_row(candidate: Candidate, mark: str) -> tuple[str, ...]:
-    """Cells of one candidate under `CANDIDATE_COLUMNS`."""
-    memory, step = candidate.memory, candidate.step
+    """Cells of one candidate under `CANDIDATE_COLUMNS`, two figures to a cell."""
+    memory = candidate.memory
     words = knob_words(candidate.knobs)
     free = (memory.budget_bytes - memory.peak_device_bytes) / memory.budget_bytes
-    cells = [
-        mark,
-        layout_label(candidate.layout),
-        count(candidate.layout.mbs),
-        "+".join(words["recompute"]) or NONE,
-        NONE if words["dispatcher"] == "none" else words["dispatcher"],
-        other_knobs(candidate),
-        figure(gib(memory.peak_device_bytes)),
-        percent(free),
-    ]
-    return (*cells, *(_step_cells(step) if step else (NONE,) * 6))
-
-
-def _step_cells(step: StepEstimate) -> tuple[str, ...]:
+    dispatcher = NONE if words["dispatcher"] == "none" else words["dispatcher"]
     return (
-        f"{figure(step.step_s)} ({figure(step.low_s)}-{figure(step.high_s)})",
+        mark,
+        _layout_lines(candidate.layout),
+        count(candidate.layout.mbs),
+        ", ".join(words["recompute"]) or NONE,
+        "\n".join(word for word in (dispatcher, other_knobs(candidate)) if word),
+        f"{figure(gib(memory.peak_device_bytes))}\n{percent(free)}",
+        *_step_cells(candidate.step),
+    )
+
+
+def _step_cells(step: StepEstimate | None) -> tuple[str, ...]:
+    if step is None:
+        return (NONE,) * 4
+    return (
+        f"{figure(step.step_s)}\n{figure(step.low_s)}-{figure(step.high_s)}",
         figure(step.tokens_per_s_per_gpu),
-        figure(step.tflops_per_gpu),
-        percent(step.mfu),
-        percent(sum(step.exposed_s.values()) / step.step_s),
-        percent(step.bubble_s / step.step_s),
+        f"{figure(step.tflops_per_gpu)}\n{percent(step.mfu)}",
+        f"{percent(sum(step.exposed_s.values()) / step.step_s)}\n{percent(step.bubble_s / step.step_s)}",
     )
 
 
-def candidate_table(
-    title: str,
-    rows: Sequence[tuple[str, Candidate]],
-    marked: int | None = None,
-    columns: Sequence[Column] = CANDIDATE_COLUMNS,
-) -> Table:
-    """Candidates under each other; the column of other knobs is left out when no row needs it."""
-    cells = [candidate_row(candidate, mark) for mark, candidate in rows]
-    empty = {i for i, column in enumerate(columns) if column.holds == "text" and all(row[i] == NONE for row in cells)}
-    return Table(
-        title,
-        tuple(column for i, column in enumerate(columns) if i not in empty),
-        tuple(tuple(cell for i, cell in enumerate(row) if i not in empty) for row in cells),
-        marked,
-    )
+def candidate_table(title: str, rows: Sequence[tuple[str, Candidate]], marked: int | None = None) -> Table:
+    """Candidates under each other, each with a mark in front."""
+    return Table(title, CANDIDATE_COLUMNS, tuple(candidate_row(candidate, mark) for mark, candidate in rows), marked)
 
 
 def memory_bars(memory: MemoryEstimate, reserve_bytes: float, stages: int) -> Bars:
@@ -130,7 +152,8 @@ def memory_bars(memory: MemoryEstimate, reserve_bytes: float, stages: int) -> Ba
         rows.append(("headroom", gib(reserve_bytes), "asked for"))
     left = memory.budget_bytes - memory.peak_device_bytes
     rows.append(("free", gib(left), "left") if left >= 0 else ("missing", gib(-left), "over the budget"))
-    title = f"memory: worst stage {memory.worst_stage} (of 0 to {stages - 1}), worst moment: {memory.worst_moment}"
+    where = f"stage {memory.worst_stage}, the worst of {stages}," if stages > 1 else "the only stage"
+    title = f"memory of {where} at its worst moment: {memory.worst_moment}"
     return Bars(title, "GiB", gib(memory.budget_bytes + reserve_bytes), tuple(rows))
 
 

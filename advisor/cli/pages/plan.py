@@ -10,6 +10,7 @@ from advisor.cli.pages import command_lines
 from advisor.cli.pages.parts import (
     candidate_table,
     findings_table,
+    inputs_facts,
     kinds_line,
     layout_label,
     memory_bars,
@@ -20,6 +21,8 @@ from advisor.cli.pages.parts import (
 from advisor.report.answers import Plan
 from advisor.units import gib
 
+MEMORY = "memory-"
+
 
 def plan_document(plan: Plan, verbose: bool) -> Document:
     """A plan for people, and its record for machines."""
@@ -27,19 +30,25 @@ def plan_document(plan: Plan, verbose: bool) -> Document:
     return Document(tuple(_blocks(plan, verbose)), record, record["candidates"], _hints(plan))
 
 
-def rejected_line(rejected: Mapping[str, int]) -> Line:
-    """Rejections by rule, most frequent first."""
+def rejected_lines(rejected: Mapping[str, int]) -> Iterator[Line]:
+    """Rejections, most frequent first: what memory does not allow, and what a rule refuses."""
     by_count = sorted(rejected.items(), key=lambda item: (-item[1], item[0]))
-    return Line("rejected: " + (", ".join(f"{name} {count(number)}" for name, number in by_count) or "none"))
+    memory = [(name.removeprefix(MEMORY), number) for name, number in by_count if name.startswith(MEMORY)]
+    rules = [(name, number) for name, number in by_count if not name.startswith(MEMORY)]
+    for title, part in (("over the budget, by the term that breaks it", memory), ("against a rule", rules)):
+        if part:
+            yield Line(f"{title}: {', '.join(f'{name} {count(number)}' for name, number in part)}")
 
 
 def _blocks(plan: Plan, verbose: bool) -> Iterator[Block]:
     request, best = plan.request, plan.best
     yield Line(f"plan: {request.model.name} on {count(request.cluster.gpus)} x {request.cluster.gpu.name}", "heading")
     yield request_facts(request)
+    if verbose:
+        yield inputs_facts(request)
     total = sum(plan.rejected.values())
     yield Line(f"searched {count(plan.searched)} layouts x knobs: {count(plan.feasible)} fit, {count(total)} rejected")
-    yield rejected_line(plan.rejected)
+    yield from rejected_lines(plan.rejected)
     if best is None:
         yield Line("nothing fits", "bad")
         yield from _baseline_alone(plan)
@@ -94,7 +103,7 @@ def _hints(plan: Plan) -> tuple[str, ...]:
     if plan.best is None:
         offers = [one.allow for one in plan.offers if one.candidate is not None]
         allowed = (f"or let it change the mathematics: --allow {offers[0]}",) if offers else ()
-        return (f"next: {command_lines.fewest_gpus(plan.request)}", *allowed)
+        return (f"next: {command_lines.plan_on(plan.request, 'auto')}", *allowed)
     second = plan.candidates[1] if len(plan.candidates) > 1 else None
     verb, chosen = ("why", second) if second is not None else ("estimate", plan.best)
     return (f"next: {command_lines.one_layout(verb, plan.request, chosen)}",)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from advisor.cli.document import Block, Column, Document, Line, Table
 from advisor.cli.figures import NONE, count, figure, percent
+from advisor.cli.pages import command_lines
 from advisor.cli.pages.parts import layout_label, request_facts
 from advisor.report.answers import Scaling
 from advisor.spec.plan import ScalingPoint
@@ -18,7 +19,7 @@ COLUMNS = (
     Column("MBS"),
     Column("peak\nGiB"),
     Column("step s"),
-    Column("tokens/s\n/GPU"),
+    Column("tokens/s\nper GPU"),
     Column("tokens/s"),
     Column("MFU\n%"),
     Column("efficiency\n%"),
@@ -30,7 +31,9 @@ COLUMNS = (
 def scaling_document(scaling: Scaling) -> Document:
     """A scaling curve for people, and its record for machines."""
     record = scaling.to_dict()
-    return Document(tuple(_blocks(scaling)), record, record["points"])
+    fitting = [point.gpus for point in scaling.points if point.candidate]
+    hints = (f"next: {command_lines.plan_on(scaling.request, fitting[-1])}",) if fitting else ()
+    return Document(tuple(_blocks(scaling)), record, record["points"], hints)
 
 
 def _blocks(scaling: Scaling) -> Iterator[Block]:

@@ -43,7 +43,12 @@ def show_document(name: str) -> Document:
     """One system: its GPU, its wiring, sources."""
     system = load_system(name)
     record = _record(system)
-    return Document(tuple(_show(system)), {"schema_version": 1, **record}, [record])
+    return Document(
+        tuple(_show(system)),
+        {"schema_version": 1, **record},
+        [record],
+        (f"next: advisor plan --model minimax-m2 --system {name} --gpus auto",),
+    )
 
 
 def _show(system: System) -> Iterator[Block]:

@@ -8,10 +8,12 @@ from advisor.cli.document import Block, Column, Document, Line, Table
 from advisor.cli.figures import NONE, count, figure, gain
 from advisor.cli.pages import command_lines
 from advisor.cli.pages.estimate import verdict_line
-from advisor.cli.pages.parts import candidate_table, request_facts
+from advisor.cli.pages.parts import SEARCH_SETTINGS, candidate_table, inputs_facts, request_facts
 from advisor.report.answers import Explanation
 from advisor.spec.plan import Candidate, Dial, Reason
 from advisor.units import gib
+
+MOST_DIALS = 12
 
 
 def why_document(found: Explanation, verbose: bool) -> Document:
@@ -25,7 +27,8 @@ def _blocks(found: Explanation, verbose: bool) -> Iterator[Block]:
     yield Line(f"why: {request.model.name} on {count(request.cluster.gpus)} x {request.cluster.gpu.name}", "heading")
     yield verdict_line(found.estimate)
     if verbose:
-        yield request_facts(request)
+        yield request_facts(request, without=SEARCH_SETTINGS)
+        yield inputs_facts(request)
     if found.reasons:
         columns = (
             Column("of", "name"), Column("name", "name"), Column("reason", "text"), Column("here"), Column("compared"),
@@ -40,12 +43,13 @@ def _blocks(found: Explanation, verbose: bool) -> Iterator[Block]:
         yield candidate_table("compared", rows)
     if found.nearest is not None and found.changes:
         yield Line(f"nearest that fits: {', '.join(found.changes)}")
-    if found.dials:
+    dials = [one for one in found.dials if verbose or one.verdict != "illegal"][: None if verbose else MOST_DIALS]
+    if dials:
         columns = (
             Column("turn", "name"), Column("from", "text"), Column("to", "text"), Column("then", "name"),
             Column("tokens/s/GPU"), Column("frees GiB"),
         )  # fmt: skip
-        yield Table("one change at a time, best first", columns, tuple(_dial(one) for one in found.dials))
+        yield Table("one change at a time, best first", columns, tuple(_dial(one) for one in dials))
 
 
 def _reason(one: Reason) -> tuple[str, ...]:
@@ -62,5 +66,5 @@ def _dial(one: Dial) -> tuple[str, ...]:
 def _hints(found: Explanation) -> tuple[str, ...]:
     target = found.nearest or found.best
     if target is None:
-        return (f"next: {command_lines.fewest_gpus(found.request)}",)
+        return (f"next: {command_lines.plan_on(found.request, 'auto')}",)
     return (f"next: {command_lines.one_layout('estimate', found.request, target)}",)
