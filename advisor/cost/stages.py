@@ -79,11 +79,12 @@ def _ranks(pattern: tuple[int, ...], kinds: int, split: PipelineSplit, depth: in
 def _weights(rank: _Rank, split: PipelineSplit) -> tuple[float, ...]:
     """Everything that memory and time of a rank grow with, for many microbatches."""
     extra = 2 * (split.pp - rank.rank - 1) + 1
+    group = split.group or split.pp
     if split.vpp == 1:
         alive = [count * (split.pp - rank.rank) for count in rank.layers]
     else:
         alive = [
-            (middle + first) * split.pp + last * min(extra, split.pp) + first * max(0, extra - split.pp)
+            (middle + first) * group + last * min(extra, group) + first * max(0, extra - group)
             for middle, first, last in zip(rank.middle, rank.first, rank.last, strict=True)
         ]
     return (*rank.layers, *alive, rank.embedding, rank.loss, rank.modules)
@@ -135,10 +136,11 @@ def stage_of_rank(model: Model, columns: Columns, depth: int, rank: int) -> Stag
 def _stage(ranks: Sequence[_Rank], kinds: range, columns: Columns) -> Stage:
     rank = np.array([one.rank for one in ranks], dtype=np.int64)[columns.split]
     pp, vpp, m = columns.pp, columns.vpp, columns.num_microbatches
+    group = np.array([split.group or split.pp for split in columns.splits], dtype=np.int64)[columns.split]
     extra = 2 * (pp - rank - 1) + 1
     plain = np.minimum(pp - rank, m)
-    on_last = np.where(vpp == 1, plain, np.minimum(np.minimum(extra, pp), m))
-    on_first = pp + np.minimum(np.maximum(extra - pp, 0), np.maximum(m - pp, 0))
+    on_last = np.where(vpp == 1, plain, np.minimum(np.minimum(extra, group), m))
+    on_first = group + np.minimum(np.maximum(extra - group, 0), np.maximum(m - group, 0))
     ahead = np.minimum(columns.ep_overlap, np.maximum(m * vpp - 1, 0))
     layers, alive = [], []
     for kind in kinds:
@@ -146,7 +148,7 @@ def _stage(ranks: Sequence[_Rank], kinds: range, columns: Columns) -> Stage:
         middle = _gather([one.middle for one in ranks], columns.split)[..., kind]
         first = _gather([one.first for one in ranks], columns.split)[..., kind]
         last = _gather([one.last for one in ranks], columns.split)[..., kind]
-        interleaved = middle * np.minimum(pp, m) + first * np.minimum(on_first, m) + last * on_last
+        interleaved = middle * np.minimum(group, m) + first * np.minimum(on_first, m) + last * on_last
         layers.append(total)
         alive.append(np.where(vpp == 1, total * plain, interleaved))
     one_layer = ahead / np.maximum(np.sum(layers, axis=0), 1)

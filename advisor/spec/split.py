@@ -14,7 +14,9 @@ class PipelineSplit:
 
     The embedding is on chunk 0 and the loss on the last chunk. `mtp_chunk` is the chunk that holds the prediction
     modules (None = no modules). `form` says how Megatron is told: "even", "account" (account_for_* flags), "uneven"
-    (first / last stage layer counts) or "layout" (layout string).
+    (first / last stage layer counts), "layout" (layout string) or "pattern" (`|` in a hybrid layer pattern). `group` is
+    how many microbatches a chunk runs before the next one takes over (None = pp; Megatron's
+    microbatch_group_size_per_vp_stage).
     """
 
     pp: int
@@ -24,6 +26,7 @@ class PipelineSplit:
     mtp_chunk: int | None = None
     account_embedding: bool = False
     account_loss: bool = False
+    group: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.layers) != self.pp * self.vpp:

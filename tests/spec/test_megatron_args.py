@@ -206,6 +206,15 @@ def test_pipeline_splits(arguments: dict[str, Any], layers: tuple[int, ...], for
     assert sum(split.layers) == 8
 
 
+def test_microbatch_group_of_interleaving():
+    read = job(pipeline_model_parallel_size=2, num_virtual_stages_per_pipeline_rank=2,
+               microbatch_group_size_per_virtual_pipeline_stage=3)  # fmt: skip
+    assert read.split.group == 3
+    with pytest.raises(InputError, match="it must be 2 or more"):
+        job(pipeline_model_parallel_size=2, num_virtual_stages_per_pipeline_rank=2,
+            microbatch_group_size_per_virtual_pipeline_stage=1)  # fmt: skip
+
+
 def test_hybrid_model_with_prediction_modules():
     read = job(
         hybrid_layer_pattern="MEM*|EMG-/*E/*E",

@@ -27,7 +27,6 @@ _CP_COMM = {"p2p": CpComm.p2p, "all_gather": CpComm.all_gather, "a2a": CpComm.a2
 _FLEX = {"deepep": Dispatcher.deepep, "hybridep": Dispatcher.hybridep, "ncclep": Dispatcher.hybridep}
 # Flags that change memory or time and that no formula counts yet: named in a finding, never among `ignored`.
 _NOT_COUNTED = (
-    "microbatch_group_size_per_vp_stage",
     "defer_embedding_wgrad_compute",
     "use_transformer_engine_op_fuser",
     "fp32_residual_connection",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from advisor.errors import InputError
 from advisor.spec.load.megatron.arguments import Arguments
 from advisor.spec.load.megatron.model import pattern_segments
@@ -86,7 +88,16 @@ def _accounted(arguments: Arguments, model: Model, pp: int) -> PipelineSplit | N
 
 
 def read_split(arguments: Arguments, model: Model) -> PipelineSplit | None:
-    """How the layers are dealt over pipeline ranks; None where the arguments contradict (noted as problems).
+    """The split with its microbatch group; None where the arguments contradict (noted as problems)."""
+    split = _split(arguments, model)
+    if split is None or split.vpp == 1 or not arguments.given("microbatch_group_size_per_vp_stage"):
+        return split
+    group = arguments.count("microbatch_group_size_per_vp_stage", low=split.pp)
+    return dataclasses.replace(split, group=group)
+
+
+def _split(arguments: Arguments, model: Model) -> PipelineSplit | None:
+    """How the layers are dealt over pipeline ranks.
 
     Source: rules a.5 of Megatron: ML:megatron/training/arguments.py@d98e8a64, lines 928-998.
     """
