@@ -161,8 +161,7 @@ def distinct(mlp: ExpertMlp, units: Array) -> Array:
     missed = np.zeros(len(found))
     for hit in range(picked + 1):
         weight = _hypergeometric(hit, groups, picked, reach)
-        covered = np.minimum(hit * in_group, hit * per / reach) if hit else np.zeros(len(found))
-        missed = missed + weight * _none_of(covered, picked * in_group, mlp.topk)
+        missed = missed + weight * _none_of(hit * per / reach, picked * in_group, mlp.topk)
     return np.asarray((found * (1 - missed))[index])
 
 

@@ -187,6 +187,15 @@ def test_one_expert_rank_exchanges_nothing_and_no_dispatcher_is_free_of_it():
         assert exchange("dgx-h100", 8, 8, dispatcher) > 0.0
 
 
+@pytest.mark.parametrize("dispatcher", [Dispatcher.deepep, Dispatcher.hybridep])
+def test_few_tokens_cost_the_latency_and_more_of_it_across_nodes(dispatcher):
+    value = load_profile("h100").value
+    inside = exchange("dgx-h100", 16, 8, dispatcher, tokens=1) / value("ep_volume_factor")
+    across = exchange("dgx-h100", 16, 16, dispatcher, tokens=1) / value("ep_volume_factor")
+    assert inside == pytest.approx(value(f"{dispatcher.name}_latency_s"), rel=0.05)
+    assert across - inside == pytest.approx(value(f"{dispatcher.name}_network_latency_s"), rel=0.05)
+
+
 def test_skew_slows_the_exchange_and_a_capacity_bounds_it():
     plain = exchange("dgx-h100", 8, 8, Dispatcher.alltoall)
     skewed = exchange("dgx-h100", 8, 8, Dispatcher.alltoall, Workload(router_skew=3.0))
