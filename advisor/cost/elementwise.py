@@ -91,19 +91,23 @@ def _mixer_bytes(layer: Layer, workload: Workload, columns: Columns) -> Pass:
     return NOTHING
 
 
-def _activation_bytes(layer: Layer, workload: Workload, columns: Columns) -> Pass:
-    """Gated units read two and write one; backward reads three and writes two (one of each without a gate)."""
+def _activation_bytes(layer: Layer, model: Model, workload: Workload, columns: Columns) -> Pass:
+    """Gated units read two and write one; backward reads three and writes two (one of each without a gate).
+
+    Biases of experts are added outside the product (both matrices, read and write) and summed up in the backward pass.
+    """
     inside, _ = rank_tokens(workload, columns)
     mlp = layer.mlp
     if mlp is None:
         return NOTHING
     forward, backward = (3.0, 5.0) if mlp.gated else (2.0, 3.0)
+    local = BF16_BYTES * inside / columns.tp
     if isinstance(mlp, DenseMlp):
-        width = BF16_BYTES * mlp.ffn * inside / columns.tp
-    else:
-        width = BF16_BYTES * mlp.ffn / columns.etp * routed_rows(mlp, workload, columns)
-        width = width + BF16_BYTES * mlp.shared_ffn * inside / columns.tp
-    return Pass(forward * width, backward * width)
+        return Pass(forward * mlp.ffn * local, backward * mlp.ffn * local)
+    rows = BF16_BYTES * routed_rows(mlp, workload, columns)
+    added = (2.0 * mlp.ffn / columns.etp + (mlp.latent or model.hidden)) * rows * mlp.bias
+    width = mlp.ffn / columns.etp * rows + mlp.shared_ffn * local
+    return Pass(forward * width + 2.0 * added, backward * width + added)
 
 
 def _routing_bytes(layer: Layer, model: Model, workload: Workload, columns: Columns) -> Pass:
@@ -128,6 +132,6 @@ def elementwise(layer: Layer, model: Model, workload: Workload, columns: Columns
     return Elementwise(
         _norms(layer, model, workload, columns),
         _mixer_bytes(layer, workload, columns),
-        _activation_bytes(layer, workload, columns),
+        _activation_bytes(layer, model, workload, columns),
         _routing_bytes(layer, model, workload, columns),
     )

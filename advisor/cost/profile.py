@@ -124,7 +124,7 @@ class Profile:
         """
         blocks = heads * np.maximum(seq, 1.0)
         filled = 1 / (1 + self.value("attention_ramp_blocks") / blocks)
-        return self.attention.rate(seq, head_dim) * filled
+        return self.attention.rate(seq * self.value("attention_seq_shift"), head_dim) * filled
 
     @property
     def memory_Bps(self) -> float:

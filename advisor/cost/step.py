@@ -61,10 +61,11 @@ def _traffic(exchanges: dict[str, Exchange]) -> Seconds:
     return out
 
 
-def _layer(layer: Layer, job: Setting) -> Seconds:
+def layer_seconds(layer: Layer, job: Setting) -> Seconds:
     """One microbatch of one layer kind, forward and backward.
 
-    Launching from the host runs ahead of the GPU; what it lags behind shows, layer by layer.
+    Launching from the host runs ahead of the GPU; what it lags behind shows, layer by layer. Waiting for token counts
+    runs beside the transfers of the dispatch.
     """
     kernels = layer_kernels(layer, job.model, job.workload, job.columns, job.profile)
     traffic = layer_traffic(layer, job, kernels)
@@ -78,7 +79,7 @@ def _layer(layer: Layer, job: Setting) -> Seconds:
         "recompute": recompute_s(job.model, job.columns, kernels, traffic),
         **_traffic(traffic),
     }
-    waits = sync_s(layer, job.workload, job.columns, job.profile)
+    waits = np.maximum(sync_s(layer, job.workload, job.columns, job.profile) - traffic["ep"].forward_exposed, 0.0)
     seconds["host"] = waits + np.maximum(host_s(layer, job.columns, job.profile) - total(seconds) - waits, 0.0)
     return seconds
 
@@ -128,7 +129,7 @@ def _tail(stage: Stage, job: Setting) -> Seconds:
 
 def _parts(job: Setting) -> _Parts:
     depth = job.workload.mtp_depth
-    kinds = tuple(_layer(layer, job) for layer in job.model.kinds)
+    kinds = tuple(layer_seconds(layer, job) for layer in job.model.kinds)
     head = _head(job)
     module = _module(job, kinds, head) if depth else {}
     stages = representative_stages(job.model, job.columns, depth)
@@ -145,6 +146,12 @@ def _parts(job: Setting) -> _Parts:
     return _Parts(kinds, head, module, stages, tuple(_tail(stage, job) for stage in stages), once)
 
 
+def setting_of(model: Model, cluster: Cluster, workload: Workload, columns: Columns, profile: Profile) -> Setting:
+    """The arguments bundled with what several formulae need: padded vocabulary and where groups lie."""
+    vocab = padded_vocab(model, workload, columns)
+    return Setting(model, cluster, workload, columns, profile, spans(cluster, columns), vocab)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepColumns:
     """Step seconds of a table of layouts: `step_s` has its full broadcast shape, `detail` explains one entry."""
@@ -159,12 +166,7 @@ def step(model: Model, cluster: Cluster, workload: Workload, columns: Columns, p
     step = m x slowest stage + its share of the data-parallel tail and the optimizer + filling and draining + p2p +
     a constant. `step_s` is float64 of shape `columns.shape`; `detail(i)` takes a flat index into it.
     """
-
-    def job(rows: Columns) -> Setting:
-        vocab = padded_vocab(model, workload, rows)
-        return Setting(model, cluster, workload, rows, profile, spans(cluster, rows), vocab)
-
-    parts = _parts(job(columns))
+    parts = _parts(setting_of(model, cluster, workload, columns, profile))
     kinds = [total(kind) for kind in parts.kinds]
     head, module = total(parts.head), total(parts.module)
     slowest_s = slowest([
@@ -174,7 +176,8 @@ def step(model: Model, cluster: Cluster, workload: Workload, columns: Columns, p
     step_s = np.broadcast_to(slowest_s + total(parts.once), columns.shape)
 
     def detail(index: int) -> StepEstimate:
-        return _estimate(job(columns.pick(np.array([index]))))
+        row = columns.pick(np.array([index]))
+        return _estimate(setting_of(model, cluster, workload, row, profile))
 
     return StepColumns(step_s, detail)
 

@@ -8,7 +8,7 @@ scipy is imported only here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -30,7 +30,7 @@ SOFT = 0.06
 class Dial:
     """Coefficients that a fit moves together by one factor: names, and the architectures or GPUs it applies to.
 
-    A name "gemm.bf16" is a sustained GEMM rate. `where` are substrings of GPU names; empty means every GPU.
+    A name "gemm.bf16" is a sustained GEMM rate. `where` are beginnings of GPU names; empty means every GPU.
     """
 
     names: tuple[str, ...]
@@ -55,6 +55,7 @@ DIALS = (
     Dial(("grouped_fwd", "grouped_dgrad", "grouped_wgrad")),
     Dial(("attention_time_factor",), ("a100", "a800", *HOPPER)),
     Dial(("attention_time_factor",), BLACKWELL),
+    Dial(("attention_seq_shift",), BLACKWELL),
     Dial(("attention_sink_factor",)),
     Dial(("memory_share",)),
     Dial(("quantise_bytes",)),
@@ -86,7 +87,7 @@ def turned(profile: Profile, dials: Sequence[Dial], factors: Array) -> Profile:
     """`profile` with the coefficients of every dial that applies to its GPU multiplied, held inside their bounds."""
     coefficients, gemm = dict(profile.coefficients), dict(profile.gemm)
     for dial, factor in zip(dials, factors, strict=True):
-        if dial.where and not any(profile.gpu.name.startswith(part) for part in dial.where):
+        if dial.where and not profile.gpu.name.startswith(dial.where):
             continue
         for name in dial.names:
             entries, key = (gemm, name[5:]) if name.startswith("gemm.") else (coefficients, name)
@@ -102,7 +103,7 @@ def _bounds(dials: Sequence[Dial], gpus: Sequence[Gpu]) -> tuple[Array, Array]:
     low, high = np.full(len(dials), -np.inf), np.full(len(dials), np.inf)
     for i, dial in enumerate(dials):
         for gpu in gpus:
-            if dial.where and not any(gpu.name.startswith(part) for part in dial.where):
+            if dial.where and not gpu.name.startswith(dial.where):
                 continue
             profile = load_profile(gpu)
             for name in dial.names:
@@ -119,42 +120,83 @@ def weights(runs: Sequence[Run], caps: Mapping[str, float]) -> Array:
     return np.array([np.sqrt(min(1.0, caps.get(run.group, np.inf) / sizes[run.group])) for run in runs])
 
 
+class _Problem:
+    """log(predicted / measured) of runs as a function of the logarithms of the dial factors, and its derivative."""
+
+    def __init__(self, runs: Sequence[Run], dials: Sequence[Dial]) -> None:
+        self.runs, self.dials = list(runs), tuple(dials)
+        self.gpus = list({run.cluster.gpu.name: run.cluster.gpu for run in runs}.values())
+        self.measured = np.log([run.step_s or np.nan for run in runs])
+        self.low, self.high = _bounds(dials, self.gpus)
+
+    def log_errors(self, logs: Array, members: Sequence[int] | None = None) -> Array:
+        chosen = list(range(len(self.runs))) if members is None else list(members)
+        made = {gpu.name: turned(load_profile(gpu), self.dials, np.exp(logs)) for gpu in self.gpus}
+        predicted = predicted_step_s([self.runs[i] for i in chosen], lambda gpu: made[gpu.name])
+        out: Array = np.log(predicted) - self.measured[chosen]
+        return out
+
+    def derivative(self, logs: Array) -> Array:
+        """D log_errors / d logs, (runs, dials); a dial is evaluated only on the GPUs it applies to."""
+        base = self.log_errors(logs)
+        out = np.zeros((len(self.runs), len(self.dials)))
+        for j, dial in enumerate(self.dials):
+            names = [run.cluster.gpu.name for run in self.runs]
+            members = [i for i, name in enumerate(names) if not dial.where or name.startswith(dial.where)]
+            step = 1e-3 if logs[j] + 1e-3 < self.high[j] else -1e-3
+            moved = logs.copy()
+            moved[j] += step
+            if members:
+                out[members, j] = (self.log_errors(moved, members) - base[members]) / step
+        return out
+
+
 def calibrate(runs: Sequence[Run], caps: Mapping[str, float], dials: Sequence[Dial] = DIALS, steps: int = 12) -> Fit:
     """Fits `dials` to the measured step times of `runs`."""
     from scipy.optimize import least_squares
 
-    gpus = list({run.cluster.gpu.name: run.cluster.gpu for run in runs}.values())
-    measured = np.log([run.step_s or np.nan for run in runs])
+    problem = _Problem(runs, dials)
     weight = weights(runs, caps)
-    low, high = _bounds(dials, gpus)
-    applies = [[not d.where or any(r.cluster.gpu.name.startswith(p) for p in d.where) for r in runs] for d in dials]
-
-    def log_errors(logs: Array, members: Sequence[int]) -> Array:
-        made = {gpu.name: turned(load_profile(gpu), dials, np.exp(logs)) for gpu in gpus}
-        predicted = predicted_step_s([runs[i] for i in members], lambda gpu: made[gpu.name])
-        return np.log(predicted) - measured[list(members)]
-
-    everyone = list(range(len(runs)))
-
-    def residuals(logs: Array) -> Array:
-        return np.concatenate([weight * log_errors(logs, everyone), PULL * logs])
-
-    def jacobian(logs: Array) -> Array:
-        base = log_errors(logs, everyone)
-        out = np.zeros((len(runs) + len(dials), len(dials)))
-        for j in range(len(dials)):
-            members = [i for i in everyone if applies[j][i]]
-            step = 1e-3 if logs[j] + 1e-3 < high[j] else -1e-3
-            moved = logs.copy()
-            moved[j] += step
-            if members:
-                out[members, j] = weight[members] * (log_errors(moved, members) - base[members]) / step
-            out[len(runs) + j, j] = PULL
-        return out
-
-    start = np.clip(np.zeros(len(dials)), low, high)
+    low, high = problem.low, problem.high
+    margin = 0.05 * (high - low)  # a start on a bound stalls the trust region
     found = least_squares(
-        residuals, start, jac=jacobian, bounds=(low, high), loss="soft_l1", f_scale=SOFT, max_nfev=steps
+        lambda logs: np.concatenate([weight * problem.log_errors(logs), PULL * logs]),
+        np.clip(np.zeros(len(dials)), low + margin, high - margin),
+        jac=lambda logs: np.vstack([weight[:, None] * problem.derivative(logs), PULL * np.eye(len(dials))]),
+        bounds=(low, high),
+        loss="soft_l1",
+        f_scale=SOFT,
+        max_nfev=steps,
     )
     return Fit(tuple(dials), np.exp(found.x))
 
+
+def left_out_errors(fit: Fit, runs: Sequence[Run], caps: Mapping[str, float], key: Callable[[Run], str]) -> Array:
+    """Relative error of every run when all runs with the same `key` are left out of the fit (leave one model out).
+
+    The fit is repeated on predictions linearised in the logarithms of the dials around `fit`, which costs seconds
+    instead of a full fit per key.
+    """
+    from scipy.optimize import least_squares
+
+    problem = _Problem(runs, fit.dials)
+    at = np.clip(np.log(fit.factors), problem.low, problem.high)
+    base, slope, weight = problem.log_errors(at), problem.derivative(at), weights(runs, caps)
+    keys = np.array([key(run) for run in runs])
+    out = np.empty(len(runs))
+    for one in dict.fromkeys(keys):
+        kept = weight * (keys != one)
+
+        def residuals(logs: Array, kept: Array = kept) -> Array:
+            return np.concatenate([kept * (base + slope @ (logs - at)), PULL * logs])
+
+        whole = np.vstack([kept[:, None] * slope, PULL * np.eye(len(fit.dials))])
+        margin = 1e-6 * (problem.high - problem.low)
+        start = np.clip(at, problem.low + margin, problem.high - margin)
+        found = least_squares(
+            residuals, start, jac=lambda _, whole=whole: whole, bounds=(problem.low, problem.high),
+            loss="soft_l1", f_scale=SOFT, max_nfev=60,
+        )  # fmt: skip
+        members = keys == one
+        out[members] = np.exp((base + slope @ (found.x - at))[members]) - 1
+    return out

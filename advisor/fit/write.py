@@ -1,0 +1,74 @@
+"""Writes fitted coefficients back into profiles/fitted/*.yaml, line by line, so that comments and order stay."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from advisor.fit.calibrate import Dial, Fit
+
+_ENTRY = re.compile(r"^(?P<indent> *)(?P<name>[a-z0-9_]+): \{value: (?P<value>[^,]+), (?P<rest>.*)\}(?P<tail>.*)$")
+_SOURCE = re.compile(r'kind: \w+, source: "(?P<source>[^"]*)"')
+
+
+def write_fit(fit: Fit, folder: Path, note: str) -> list[Path]:
+    """Turns every dial in the YAML files of `folder`; returns the files that changed.
+
+    Dials without GPUs change default.yaml; dials of some GPUs change or add entries in the files of these GPUs.
+    `note` is appended to the source of a changed entry, which becomes of kind fitted.
+    """
+    changed = []
+    for path in sorted(folder.glob("*.yaml")):
+        before = path.read_text(encoding="utf-8")
+        after = _turned_text(before, path.stem, fit, folder, note)
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+            changed.append(path)
+    return changed
+
+
+def _turned_text(text: str, stem: str, fit: Fit, folder: Path, note: str) -> str:
+    lines = text.rstrip("\n").split("\n")
+    for dial, factor in zip(fit.dials, fit.factors, strict=True):
+        shared = not dial.where
+        if shared != (stem == "default") or not (shared or any(stem.startswith(part) for part in dial.where)):
+            continue
+        for name in dial.names:
+            _turn(lines, name, float(factor), note, _inherited(folder, name, dial))
+    return "\n".join(lines) + "\n"
+
+
+def _inherited(folder: Path, name: str, dial: Dial) -> str | None:
+    """The line of default.yaml that a GPU's own entry would override, None for rates and shared dials."""
+    if not dial.where or name.startswith("gemm."):
+        return None
+    text = (folder / "default.yaml").read_text(encoding="utf-8")
+    return next((line for line in text.split("\n") if line.startswith(f"{name}: ")), None)
+
+
+def _turn(lines: list[str], name: str, factor: float, note: str, inherited: str | None) -> None:
+    key, indent = (name[5:], 2) if name.startswith("gemm.") else (name, 0)
+    for i, line in enumerate(lines):
+        found = _ENTRY.match(line)
+        if found and found["name"] == key and len(found["indent"]) == indent:
+            lines[i] = _line(line, factor, note)
+            return
+    if inherited is not None:
+        lines.append(_line(inherited, factor, note))
+
+
+def _line(line: str, factor: float, note: str) -> str:
+    found = _ENTRY.match(line)
+    if found is None:
+        return line
+    low, high = (float(re.search(rf"{end}: ([^,]+),", found["rest"])[1]) for end in ("low", "high"))  # type: ignore[index]
+    value = float(np.clip(float(found["value"]) * factor, low, high))
+
+    def refitted(match: re.Match[str]) -> str:
+        origin = match["source"].split("; started from: ")[-1]
+        return f'kind: fitted, source: "{note}; started from: {origin}"'
+
+    rest = _SOURCE.sub(refitted, found["rest"])
+    return f"{found['indent']}{found['name']}: {{value: {value:.4g}, {rest}}}{found['tail']}"
