@@ -56,7 +56,6 @@ class MemoryColumns:
     workload: Workload
     columns: Columns
     parts: tuple[StageMemory, ...]
-    rank: int | None = None
 
     def breaking(self, budget_bytes: float) -> Iterator[tuple[str, Array]]:
         """What breaks a budget: term names with masks of the entries over it by then, in a fixed order.
@@ -81,8 +80,7 @@ class MemoryColumns:
 
     def detail(self, index: int) -> MemoryEstimate:
         """Named terms of entry `index` (flat index into the full table) at its worst stage and moment."""
-        one = self.columns.pick(np.array([index]))
-        return _estimate(self.model, self.cluster, self.workload, one, self.rank)
+        return _estimate(self, index)
 
 
 def memory(
@@ -116,7 +114,6 @@ def memory(
         workload=workload,
         columns=columns,
         parts=tuple(parts),
-        rank=rank,
     )
 
 
@@ -174,47 +171,57 @@ def _kinds() -> dict[str, Kind]:
     return kinds
 
 
-def _scalar(value: Array) -> float:
-    return float(np.asarray(value).reshape(-1)[0])
+class _Entry:
+    """Reads entry `index` (flat) out of arrays that broadcast to `shape`."""
+
+    def __init__(self, index: int, shape: tuple[int, ...]) -> None:
+        self.at = [int(one) for one in np.unravel_index(index, shape)]
+
+    def __call__(self, values: Array) -> float:
+        array = np.asarray(values)
+        own = self.at[len(self.at) - array.ndim :]
+        return float(array[tuple(at if size > 1 else 0 for at, size in zip(own, array.shape, strict=True))])
 
 
-def _estimate(model: Model, cluster: Cluster, workload: Workload, one: Columns, rank: int | None) -> MemoryEstimate:
-    """The estimate of a table with one entry."""
-    whole = memory(model, cluster, workload, one, rank=rank)
-    graph = memory_facts()["full_graph_share"].value * float(_scalar(one.cuda_graph) == CudaGraph.full_iteration)
-    share = memory_facts()["fragmentation_share"].value
+def _estimate(sizes: MemoryColumns, index: int) -> MemoryEstimate:
+    """Terms of one entry, read out of the arrays that its peak was added up from."""
+    columns, value = sizes.columns, _Entry(index, sizes.columns.shape)
+    facts = memory_facts()
+    graph = facts["full_graph_share"].value * float(value(columns.cuda_graph) == CudaGraph.full_iteration)
+    share = facts["fragmentation_share"].value
     beside = {
-        "context": memory_facts()["context_bytes"].value,
-        "nccl": _scalar(nccl_bytes(one)),
-        "ep_buffers": _scalar(ep_buffer_bytes(model, cluster, workload, one)),
+        "context": facts["context_bytes"].value,
+        "nccl": value(nccl_bytes(columns)),
+        "ep_buffers": value(ep_buffer_bytes(sizes.model, sizes.cluster, sizes.workload, columns)),
     }
     best: tuple[float, int, str, dict[str, float]] | None = None
-    table = []
-    for part in _stages(model, cluster, workload, one, rank):
-        static = {name: _scalar(value) for name, value in part.static.items()}
-        shown: dict[str, float] = {"rank": _scalar(part.rank)}
+    table: dict[int, MappingProxyType[str, float]] = {}
+    for part in sizes.parts:
+        rank = int(value(part.rank))
+        static = {name: value(term) for name, term in part.static.items()}
+        shown: dict[str, float] = {"rank": float(rank)}
         for moment, terms in part.moments.items():
-            dynamic = {name: _scalar(value) for name, value in terms.items()}
+            dynamic = {name: value(term) for name, term in terms.items()}
             changing = sum(dynamic.values())
             every = {**static, **dynamic, **beside}
-            every["cuda_graph_pool"] = graph * changing + _scalar(part.graph_inputs)
+            every["cuda_graph_pool"] = graph * changing + value(part.graph_inputs)
             every["fragmentation"] = share * changing
             peak = sum(every.values())
             shown[moment] = peak
             if best is None or peak > best[0]:
-                best = (peak, int(shown["rank"]), moment, every)
-        table.append(MappingProxyType(shown))
+                best = (peak, rank, moment, every)
+        table.setdefault(rank, MappingProxyType(shown))
     if best is None:
         raise ValueError("a layout without stages")
     kinds = _kinds()
     return MemoryEstimate(
-        peak_allocated_bytes=_scalar(whole.allocated_bytes),
+        peak_allocated_bytes=value(sizes.allocated_bytes),
         peak_device_bytes=best[0],
-        budget_bytes=cluster.usable_bytes,
+        budget_bytes=sizes.cluster.usable_bytes,
         worst_stage=best[1],
         worst_moment=best[2],
         terms=MappingProxyType({name: Term(best[3].get(name, 0.0), kinds[name]) for name in TERMS}),
-        host_bytes=_scalar(whole.host_bytes),
-        padded_vocab=int(_scalar(padded_vocab(model, workload, one))),
-        stages=tuple(table),
+        host_bytes=value(sizes.host_bytes),
+        padded_vocab=int(value(padded_vocab(sizes.model, sizes.workload, columns))),
+        stages=tuple(table.values()),
     )
