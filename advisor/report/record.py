@@ -54,8 +54,13 @@ def _memory(memory: MemoryEstimate) -> dict[str, Any]:
         "terms_gib": _terms(memory.terms, scale=2.0**30),
         "host_gib": in_gib(memory.host_bytes),
         "padded_vocab": memory.padded_vocab,
-        "stages_gib": [{moment: in_gib(peak) for moment, peak in stage.items()} for stage in memory.stages],
+        "stages_gib": [_stage(stage) for stage in memory.stages],
     }
+
+
+def _stage(stage: Mapping[str, float]) -> dict[str, Any]:
+    """Peak of one representative stage per moment, and which pipeline rank it is."""
+    return {name: int(value) if name == "rank" else in_gib(value) for name, value in stage.items()}
 
 
 def _step(step: StepEstimate) -> dict[str, Any]:

@@ -55,8 +55,7 @@ def explain(request: Request, choice: Choice) -> Why:
     """Judge `choice`, search what else there is, and compare."""
     judged = judge(request, choice)
     found = search(request)
-    top = found.candidates(found.best.take(np.arange(min(1, len(found.best)))))
-    best = top[0] if top else None
+    best = found.winner()
     nearest, changes = _nearest(found, choice)
     return Why(judged, _reasons(judged, best), nearest, changes, dials(request, choice), best)
 
@@ -161,7 +160,7 @@ def _nearest(found: Found, choice: Choice) -> tuple[Candidate | None, tuple[str,
     for name in SIZES:
         far += np.abs(np.log2(rows_of[name] / getattr(choice.layout, name)))
     order = np.argsort(far, kind="stable")[:NEAR_ROWS]
-    rows = [found.choice(best, int(index)) for index in order]
+    rows = list(found.choices(best.take(order)).values())
     pairs = [(layout, choice.knobs) for layout, _ in rows] + rows
     figures = _figures(request, pairs)
     options = [

@@ -9,12 +9,13 @@ import numpy as np
 
 from advisor.search import rank
 from advisor.search.dials import ALLOWANCES, Allowance
+from advisor.search.merge import regroup
 from advisor.search.parts import Part
 from advisor.search.request import Request
 from advisor.search.solve import Found, search, search_parts
 from advisor.search.sources import Setting
 from advisor.spec.hardware import Gpu
-from advisor.spec.plan import Candidate, Offer
+from advisor.spec.plan import Offer
 from advisor.spec.precision import PRECISIONS, Precision
 
 SHORT_LIST = 24
@@ -100,9 +101,8 @@ def _short_list(found: Found) -> tuple[Part, ...]:
     closest = misses.take(np.argsort(misses.device_bytes, kind="stable")[:SHORT_LIST])
     top = found.best.take(np.arange(min(SHORT_LIST, len(found.best))))
     chosen = rank.joined([top, closest])
-    return tuple(
-        found.parts[number].take(np.unique(chosen.row[chosen.part == number])) for number in np.unique(chosen.part)
-    )
+    rows = {number: np.unique(chosen.row[chosen.part == number]) for number in np.unique(chosen.part)}
+    return regroup([found.parts[number].take(index) for number, index in rows.items()])
 
 
 def offers(found: Found) -> tuple[Offer, ...]:
@@ -137,16 +137,12 @@ def _offer(found: Found, parts: tuple[Part, ...], allowance: Allowance) -> Offer
         return None
     request, rows = made
     other = search_parts(request, rows)
-    if not len(other.best):
+    candidate = other.winner()
+    if candidate is None:
         return None
-    (candidate,) = other.candidates(other.best.take(np.zeros(1, dtype=np.int64)))
     before, after = rate(found.request, found.best), rate(request, other.best)
     gain = None if before is None or after is None else after / before - 1
     freed = float(found.best.device_bytes[0] - other.best.device_bytes[0]) if len(found.best) else None
     if gain is not None and gain <= 0 and (freed is None or freed <= 0):
         return None
-    return Offer(allowance.name, allowance.title, gain, freed, _unranked(candidate))
-
-
-def _unranked(candidate: Candidate) -> Candidate:
-    return dataclasses.replace(candidate, rank=0)
+    return Offer(allowance.name, allowance.title, gain, freed, dataclasses.replace(candidate, rank=0))

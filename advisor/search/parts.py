@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,20 @@ from advisor.search.space import groups, knob_axes, layouts
 from advisor.spec.layout import LAYOUT_COLUMNS, Array, Columns, Knobs, Layout, grid
 from advisor.spec.split import PipelineSplit
 
+Axes = tuple[tuple[Knobs, ...], ...]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Rows (`columns`, each of shape (rows,)) and the independent knob axes that all of them are crossed with."""
+    """Rows (`columns`, each of shape (rows,)) and the independent knob axes that they are crossed with.
+
+    `offered` has a mask (choices, rows) per axis: which choices a row has. Entries outside are not searched.
+    """
 
     columns: dict[str, Array]
     splits: tuple[PipelineSplit, ...]
-    axes: tuple[tuple[Knobs, ...], ...]
+    axes: Axes
+    offered: tuple[Array, ...]
 
     @property
     def rows(self) -> int:
@@ -32,12 +38,28 @@ class Part:
 
     @property
     def choices(self) -> int:
-        """Number of knob combinations per row."""
+        """Number of knob combinations of the table per row, offered or not."""
         return math.prod(len(axis) for axis in self.axes)
+
+    @property
+    def entries(self) -> int:
+        """Number of row x knob combinations that are offered."""
+        return int(math.prod(mask.sum(axis=0) for mask in self.offered).sum())
 
     def take(self, index: Array) -> Part:
         """The same choices for the rows `index`."""
-        return Part({name: column[index] for name, column in self.columns.items()}, self.splits, self.axes)
+        columns = {name: column[index] for name, column in self.columns.items()}
+        return dataclasses.replace(self, columns=columns, offered=tuple(mask[:, index] for mask in self.offered))
+
+    def mask(self, piece: slice) -> Array:
+        """Which entries of `table(piece)` are offered, in its full shape; a new array."""
+        depth = len(self.axes)
+        found = np.ones((*(len(axis) for axis in self.axes), piece.stop - piece.start), dtype=np.bool_)
+        for i, mask in enumerate(self.offered):
+            own = mask[:, piece]
+            if not own.all():
+                found &= own.reshape(*(len(own) if j == i else 1 for j in range(depth)), -1)
+        return found
 
     def table(self, piece: slice) -> Columns:
         """Rows `piece` as a broadcast table: knob axes first, rows last."""
@@ -73,13 +95,13 @@ class Part:
     def with_knob(self, name: str, value: Any) -> Part:
         """The same part with one knob set to `value` in every choice."""
         axes = tuple(tuple(dataclasses.replace(one, **{name: value}) for one in axis) for axis in self.axes)
-        return Part(self.columns, self.splits, axes)
+        return dataclasses.replace(self, axes=axes)
 
     def with_batch(self, gbs: int) -> Part:
         """The same rows at another global batch size; rows that it does not divide by are left to the rules."""
         batch = np.full(self.rows, gbs, dtype=np.int64)
         counts = batch // (self.columns["mbs"] * self.columns["dp"])
-        return Part(self.columns | {"gbs": batch, "num_microbatches": counts}, self.splits, self.axes)
+        return dataclasses.replace(self, columns=self.columns | {"gbs": batch, "num_microbatches": counts})
 
 
 def make_parts(request: Request) -> tuple[tuple[Part, ...], int, dict[str, int]]:
@@ -90,11 +112,11 @@ def make_parts(request: Request) -> tuple[tuple[Part, ...], int, dict[str, int]]
     extra = {knob: value for knob, value in extra.items() if knob not in request.fixed}
     parts = []
     for traits, index in groups(space):
-        columns = {name: space.columns[name][index] for name in LAYOUT_COLUMNS}
         axes = knob_axes(model, cluster, workload, request.fixed, extra, traits)
-        parts.append(Part(columns, space.splits, tuple(tuple(axis) for axis in axes)))
-    ruled_out = sum(space.rejected.values())
-    return tuple(parts), ruled_out, dict(space.rejected)
+        offered = tuple(np.ones((len(axis), len(index)), dtype=np.bool_) for axis in axes)
+        columns = {name: space.columns[name][index] for name in LAYOUT_COLUMNS}
+        parts.append(Part(columns, space.splits, tuple(tuple(axis) for axis in axes), offered))
+    return tuple(parts), sum(space.rejected.values()), dict(space.rejected)
 
 
 def chunks(part: Part, entries: int) -> Iterator[slice]:
@@ -102,8 +124,3 @@ def chunks(part: Part, entries: int) -> Iterator[slice]:
     rows = max(1, entries // part.choices)
     for start in range(0, part.rows, rows):
         yield slice(start, min(start + rows, part.rows))
-
-
-def choice_of(parts: Sequence[Part], part: int, row: int, knob: int) -> tuple[Layout, Knobs]:
-    """The layout and knobs of one entry."""
-    return parts[part].layout(row), parts[part].knobs(knob)

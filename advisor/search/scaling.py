@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from advisor.errors import InputError
 from advisor.search.offers import search_allowed
 from advisor.search.options import PlanOptions
@@ -44,8 +42,7 @@ def scaling_curve(
 
 def _point(request: Request, before: Sequence[ScalingPoint]) -> ScalingPoint:
     found = search_allowed(request)
-    best = found.candidates(found.best.take(np.arange(min(1, len(found.best)))))
-    candidate = best[0] if best else None
+    candidate = found.winner()
     fitting = [point.candidate for point in before if point.candidate is not None]
     grown, share = _grown(fitting[-1], candidate) if fitting and candidate else ("", None)
     return ScalingPoint(

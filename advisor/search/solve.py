@@ -7,8 +7,9 @@ more than one piece.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -20,13 +21,15 @@ from advisor.cost.step import step
 from advisor.rules import findings, legality
 from advisor.search import rank
 from advisor.search.candidates import make_candidates
-from advisor.search.parts import Part, choice_of, chunks, make_parts
+from advisor.search.merge import regroup
+from advisor.search.parts import Part, chunks, make_parts
 from advisor.search.request import Request
 from advisor.spec.layout import Array, Columns, Knobs, Layout
 from advisor.spec.plan import Candidate
 
-PIECE = 1 << 17
-MOST_PARETO = 12
+PIECE = 1 << 19
+MOST_PARETO = 8
+MOST_FAMILIES = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,16 +48,21 @@ class Found:
     front: rank.Entries
     nearest_miss: rank.Entries
 
-    def choice(self, entries: rank.Entries, index: int) -> tuple[Layout, Knobs]:
-        """The layout and knobs of entry `index`."""
-        return choice_of(self.parts, int(entries.part[index]), int(entries.row[index]), int(entries.knob[index]))
+    def choices(self, entries: rank.Entries) -> dict[tuple[int, int, int], tuple[Layout, Knobs]]:
+        """The layouts and knobs of entries, in their order, by (part, row, knob)."""
+        keys = zip(entries.part.tolist(), entries.row.tolist(), entries.knob.tolist(), strict=True)
+        return {key: (self.parts[key[0]].layout(key[1]), self.parts[key[0]].knobs(key[2])) for key in keys}
 
-    def candidates(self, entries: rank.Entries) -> tuple[Candidate, ...]:
-        """Entries as candidates ranked in the order given, with what the rules remark about each."""
-        chosen = [self.choice(entries, index) for index in range(len(entries))]
+    def candidates(self, chosen: Sequence[tuple[Layout, Knobs]]) -> tuple[Candidate, ...]:
+        """Layouts with knobs as candidates ranked in the order given, with what the rules remark about each."""
         job = self.request
         remarks = [findings(job.model, job.cluster, job.workload, layout, knobs) for layout, knobs in chosen]
         return make_candidates(job, chosen, remarks)
+
+    def winner(self) -> Candidate | None:
+        """The best candidate, or None when nothing fits."""
+        first = self.best.take(np.arange(min(1, len(self.best))))
+        return next(iter(self.candidates(tuple(self.choices(first).values()))), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +104,12 @@ class _Sweep:
     def piece(self, number: int, part: Part, piece: slice) -> None:
         """Rows `piece` of part `number`: legality, memory, then the time of rows with an entry within the budget."""
         columns = part.table(piece)
-        verdicts = legality(*self.job, columns)
-        self.rejected.update(verdicts.counts)
+        legal = self._legal(columns, part.mask(piece))
         axes = tuple(range(len(part.axes)))
-        rows = np.flatnonzero(verdicts.legal.any(axis=axes))
+        rows = np.flatnonzero(legal.any(axis=axes))
         if not len(rows):
             return
-        columns = columns.take(rows)
-        legal = verdicts.legal[..., rows]
+        columns, legal = columns.take(rows), legal[..., rows]
         rows = rows + piece.start
         sizes = memory(*self.job, columns)
         device = np.broadcast_to(sizes.device_bytes, legal.shape)
@@ -117,6 +123,15 @@ class _Sweep:
         alive, device = alive[..., kept], device[..., kept]
         self.feasible += int(alive.sum())
         self._keep_best(_Timed(number, rows[kept], alive, self._times(columns.take(kept), alive), device))
+
+    def _legal(self, columns: Columns, left: Array) -> Array:
+        """The entries of `left` that break no rule; the others are counted under the first one they break."""
+        for rule, mask in legality(*self.job, columns).masks.items():
+            count = int(np.count_nonzero(left & mask))
+            if count:
+                self.rejected[rule] += count
+                left &= ~mask
+        return left
 
     def _times(self, columns: Columns, alive: Array) -> Array:
         """Seconds per step, of the shape of `alive`; zero outside training."""
@@ -166,7 +181,7 @@ def _flat(array: Array) -> Array:
 def search(request: Request) -> Found:
     """Search the whole space of a request."""
     parts, before, rejected = make_parts(request)
-    return search_parts(request, parts, before, rejected)
+    return search_parts(request, regroup(parts), before, rejected)
 
 
 def search_parts(
@@ -184,7 +199,7 @@ def search_parts(
     return Found(
         request=request,
         parts=parts,
-        searched=before + sum(part.rows * part.choices for part in parts),
+        searched=before + sum(part.entries for part in parts),
         feasible=sweep.feasible,
         rejected=MappingProxyType(dict(sorted(sweep.rejected.items(), key=lambda item: (-item[1], item[0])))),
         best=best,
@@ -206,15 +221,18 @@ def layout_of(parts: tuple[Part, ...], entries: rank.Entries) -> dict[str, Array
 
 
 def ranking(found: Found) -> Ranking:
-    """The top layouts, the Pareto front and the families of a search, as candidates."""
-    best = found.best
-    columns = layout_of(found.parts, best)
+    """The top layouts, the Pareto front and the families of a search, as candidates; each ranked in its own list."""
+    best, front = found.best, found.front
     everywhere = np.arange(len(best))
-    return Ranking(
-        searched=found.searched,
-        feasible=found.feasible,
-        rejected=found.rejected,
-        candidates=found.candidates(best.take(everywhere[: found.request.top])),
-        pareto=found.candidates(found.front.take(np.arange(min(len(found.front), MOST_PARETO)))),
-        families=found.candidates(best.take(rank.families(everywhere, columns))),
+    lists = [
+        best.take(everywhere[: found.request.top]),
+        front.take(np.arange(min(len(front), MOST_PARETO))),
+        best.take(rank.families(everywhere, layout_of(found.parts, best))[:MOST_FAMILIES]),
+    ]
+    chosen = {key: one for entries in lists for key, one in found.choices(entries).items()}
+    made = dict(zip(chosen, found.candidates(tuple(chosen.values())), strict=True))
+    top, pareto, families = (
+        tuple(dataclasses.replace(made[key], rank=place) for place, key in enumerate(found.choices(entries), 1))
+        for entries in lists
     )
+    return Ranking(found.searched, found.feasible, found.rejected, top, pareto, families)
