@@ -13,7 +13,7 @@ WORKERS ?= 2
 PLAN_ENV := .venv-plan
 ENV := .venv
 BIN := $(ENV)/bin
-PIP := -m pip install --quiet --disable-pip-version-check
+PIP := -m pip install -qq --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 NOT_USUAL := not slow and not gpu and not bench
 

@@ -60,10 +60,10 @@ def golden(updating: bool) -> Callable[[str, str], None]:
 
 
 @pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests see no ADVISOR_* variables, colours or settings files of the person who runs them."""
     for name in [*os.environ]:
         if name.startswith("ADVISOR_") or name in {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM_PROGRAM"}:
             monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_CONFIG_HOME", os.devnull)
-    monkeypatch.setenv("XDG_DATA_HOME", os.devnull)
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        monkeypatch.setenv(name, str(tmp_path_factory.getbasetemp() / "home"))

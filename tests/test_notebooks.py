@@ -21,7 +21,7 @@ def texts(notebook):
                 found.append(output.text)
             elif "text/html" in output.get("data", {}):
                 found.append(output.data["text/html"])
-            elif "image/png" not in output.get("data", {}) and "image/svg+xml" not in output.get("data", {}):
+            elif "image/png" not in output.get("data", {}):
                 found.append(output.data.get("text/plain", ""))
     return found
 
@@ -34,6 +34,9 @@ def executed(path):
     client.execute()
     for cell in notebook.cells:
         cell.metadata.clear()
+        for output in cell.get("outputs", ()):
+            if len(output.get("data", {})) > 1:
+                output.data.pop("text/plain", None)
     notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     return notebook
 

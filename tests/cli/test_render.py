@@ -106,7 +106,7 @@ def test_lines_keep_to_the_width(capsys):
 
 def test_numbers_are_not_broken_at_line_ends():
     text = render.table_text((Line(", ".join(f"rule-{n} 1\u202f234\u202f567" for n in range(30))),), None)
-    assert all(line.endswith(("1\u202f234\u202f567,", "1\u202f234\u202f567")) for line in text.splitlines())
+    assert text.count("1\u202f234\u202f567") == 30
     assert len(text.splitlines()) > 2
 
 
