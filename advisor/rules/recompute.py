@@ -25,11 +25,10 @@ def _any(case: Case, *modules: str) -> Array:
 
 
 def idle_modules(model: Model) -> tuple[str, ...]:
-    """Recompute modules that no layer of `model` has."""
+    """Recompute modules that Megatron accepts although no layer of `model` has them."""
     parts = expert_parts(model)
     dense = any(isinstance(layer.mlp, DenseMlp) for layer in model.kinds)
     present = {
-        "moe_act": bool(parts),
         "moe": bool(parts),
         "shared_experts": any(part.shared_ffn for part in parts),
         "mlp": dense,
@@ -79,6 +78,12 @@ RECOMPUTE = (
         lambda c: NEVER if c.model.has_mla else c.columns.rc_mla_up_proj,
         lambda r: f"mla_up_proj is a part of multi-head latent attention, which {r.model.name} has not",
         lambda r: _without(r, ("mla_up_proj",)),
+    ),
+    Rule(
+        "moe-act-needs-experts", "stop", ("rc_moe_act",), f"{TC}:1964-2012 (needs moe_grouped_gemm)",
+        lambda c: NEVER if c.model.is_moe else c.columns.rc_moe_act,
+        lambda r: f"moe_act is the activation of grouped experts, which {r.model.name} has not",
+        lambda r: _without(r, ("moe_act",)),
     ),
     Rule(
         "shared-recompute-xor-shared-overlap", "stop", ("rc_shared_experts", "shared_expert_overlap"),

@@ -92,6 +92,8 @@ def traits_of(bits: int) -> Traits:
 def recompute_ladder(model: Model, workload: Workload) -> tuple[dict[str, Any], ...]:
     """At most ten recompute choices for a kind of model, as `Knobs` fields: nothing first, everything last."""
     useless = {*idle_modules(model)}
+    if not model.is_moe:
+        useless.add("moe_act")
     if not model.has_mla:
         useless.add("mla_up_proj")
     if workload.attention_impl == "fused":
