@@ -20,7 +20,9 @@ def shell(command: str, keep: tuple[str, ...] = ()) -> None:
         del os.environ[name]
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-        run(shlex.split(command)[1:])
+        code = run(shlex.split(command)[1:])
+    if code not in {0, 1}:
+        raise RuntimeError(f"{command} exits with {code}")
     text = out.getvalue().strip("\n")
     if keep:
         blocks = text.split("\n\n")
