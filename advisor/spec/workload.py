@@ -21,7 +21,8 @@ class Workload:
     bounds it under token drop. `fp8_params` stores and gathers quantised weights. `attention_impl` "unfused"
     keeps the score matrix; `cross_entropy_fused` avoids one fp32 copy of the logits; `loss_impl` "gathered" gathers
     the logits over tensor ranks before a plain torch cross entropy (stacks other than Megatron). `grouped_gemm` runs
-    all local experts in one kernel (False: one after another). `vocab_divisor` is Megatron's
+    all local experts in one kernel (False: one after another); `expert_activation_fused` applies their activation and
+    the routing weight in one, which saves an intermediate. `vocab_divisor` is Megatron's
     make_vocab_size_divisible_by. `batch` and `context` describe requests in inference mode.
     `mtp_depth` overrides the number of prediction modules (None = none are trained unless the model is asked for them).
     """
@@ -45,6 +46,7 @@ class Workload:
     grad_accumulation_fused: bool = True
     router_fp32: bool = True
     grouped_gemm: bool = True
+    expert_activation_fused: bool = True
     vocab_divisor: int = 128
     mtp_depth: int = 0
     batch: int | None = None

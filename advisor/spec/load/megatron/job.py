@@ -150,6 +150,14 @@ def _unfused_attention(arguments: Arguments) -> bool:
     return backend in ("unfused", "local") or all(off)
 
 
+def _fused_expert_activation(arguments: Arguments) -> bool:
+    """Whether experts apply activation and routing weight in one kernel (ML: moe/experts.py `bias_act_func`)."""
+    fused_glu = (
+        arguments.switch("bias_swiglu_fusion") if arguments.switch("swiglu") else arguments.switch("quick_geglu")
+    )
+    return fused_glu or (arguments.switch("squared_relu") and arguments.switch("use_fused_weighted_squared_relu"))
+
+
 def _workload(arguments: Arguments, model: Model) -> Workload:
     factor = arguments.get("moe_expert_capacity_factor")
     forced = arguments.switch("moe_router_force_load_balancing") or not model.is_moe
@@ -175,6 +183,7 @@ def _workload(arguments: Arguments, model: Model) -> Workload:
         cross_entropy_fused=arguments.switch("cross_entropy_loss_fusion"),
         grad_accumulation_fused=arguments.switch("gradient_accumulation_fusion"),
         grouped_gemm=arguments.switch("moe_grouped_gemm") or not model.is_moe,
+        expert_activation_fused=_fused_expert_activation(arguments),
         router_fp32=arguments.get("moe_router_dtype") is not None,
         vocab_divisor=divisor or arguments.count("make_vocab_size_divisible_by"),
         mtp_depth=model.mtp.depth if model.mtp is not None else 0,
