@@ -318,3 +318,15 @@ def test_contradictions_name_the_flag(arguments: dict[str, Any], part: str):
     with pytest.raises(InputError) as wrong:
         job(**arguments)
     assert part in str(wrong.value)
+
+
+def test_example_script_with_branches_and_words_with_blanks():
+    read = read_megatron_args(DATA / "train_llama3.sh")
+    assert read.gpus == 8
+    assert (read.workload.seq_len, read.model.vocab_size, read.model.num_layers) == (8192, 128256, 32)
+    assert (read.workload.precision.name, read.workload.fp8_params) == ("fp8-delayed", True)
+    assert read.missing == ()
+    assert {finding.rule for finding in read.findings} == {"megatron-args.condition"}
+    layout, knobs = read.layout()
+    assert (layout.dp, layout.num_microbatches, layout.sp) == (8, 16, False)
+    assert knobs.grad_dtype == "bf16"

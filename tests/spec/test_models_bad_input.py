@@ -68,6 +68,11 @@ def test_missing_file_and_directory_without_config(tmp_path):
         load_model(str(tmp_path))
 
 
+def test_endless_file():
+    with pytest.raises(InputError, match="larger than"):
+        load_model("/dev/zero")
+
+
 def test_unsupported_type_names_the_closest():
     with pytest.raises(UnsupportedModelError) as caught:
         model_from_config({"model_type": "qwen3_mo"}, "mine")

@@ -194,7 +194,8 @@ class Reader:
         """The words that a word becomes: variables filled in, unquoted values split at blanks."""
         only = re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", word.raw)
         if only is not None and len(word.pieces) == 1:
-            return list(self._lookup(only[1]))
+            values = self._lookup(only[1])
+            return list(values) if word.pieces[0][1] else [part for value in values for part in value.split()]
         out = [""]
         for text, quote in word.pieces:
             value = text if quote == "'" else self._substitute(text)
