@@ -111,20 +111,24 @@ def _activation_bytes(layer: Layer, model: Model, workload: Workload, columns: C
 
 
 def _routing_bytes(layer: Layer, model: Model, workload: Workload, columns: Columns) -> Pass:
-    """Permute and unpermute: one read, topk copies written, and back; router scores in fp32.
+    """Bytes of bringing token copies into the order of experts and back, and of router scores in fp32.
 
-    The all-to-all dispatcher sorts by expert once more on the receiving side.
+    all-to-all: one read and topk copies written, the reverse after the combine, and a sort by expert of what arrives
+    where a rank holds several. Flex dispatchers send distinct tokens and copy on arrival; HybridEP does it on the way
+    (ML:megatron/core/transformer/moe/token_dispatcher.py).
     """
     if not isinstance(layer.mlp, ExpertMlp):
         return NOTHING
     _, outside = rank_tokens(workload, columns)
     own = workload.seq_len * columns.mbs / (columns.cp * columns.tp)
     width = BF16_BYTES * (layer.mlp.latent or model.hidden)
-    copies = 2 * (layer.mlp.topk + 1) * own * width
     received = routed_rows(layer.mlp, workload, columns) * width
-    resort = np.where(columns.dispatcher <= Dispatcher.alltoall, 4.0, 2.0) * received * (columns.ep > 1)
-    scores = 13.0 * layer.mlp.experts * outside
-    return Pass(copies + resort + scores, copies + resort + scores)
+    permute = 2 * (layer.mlp.topk + 1) * own * width
+    resort = np.where((columns.ep > 1) & (columns.ep < layer.mlp.experts), 4.0, 0.0) * received
+    plain = columns.dispatcher <= Dispatcher.alltoall
+    passes = np.where(columns.dispatcher == Dispatcher.hybridep, 2.0, 3.3)
+    moved = np.where(plain, permute + resort, passes * received) + 13.0 * layer.mlp.experts * outside
+    return Pass(moved, moved)
 
 
 def elementwise(layer: Layer, model: Model, workload: Workload, columns: Columns) -> Elementwise:

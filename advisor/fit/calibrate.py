@@ -73,10 +73,11 @@ DIALS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
-    """Result of a fit: the factor of each dial on its starting value."""
+    """Result of a fit: the factor of each dial on its starting value, and the GPUs whose runs were used."""
 
     dials: tuple[Dial, ...]
     factors: Array
+    gpus: tuple[str, ...] = ()
 
     def profile(self, gpu: Gpu) -> Profile:
         """The GPU's profile with the fitted coefficients."""
@@ -114,10 +115,10 @@ def _bounds(dials: Sequence[Dial], gpus: Sequence[Gpu]) -> tuple[Array, Array]:
     return np.where(np.isfinite(low), low, -1e-3), np.where(np.isfinite(high), high, 1e-3) + 1e-9
 
 
-def weights(runs: Sequence[Run], caps: Mapping[str, float]) -> Array:
-    """Weight per run: a group's runs share as much as `caps` says (in runs), at most one each."""
+def weights(runs: Sequence[Run], shares: Mapping[str, float]) -> Array:
+    """Weight per run: 1, or such that the runs of a group named in `shares` weigh together as that many runs."""
     sizes = Counter(run.group for run in runs)
-    return np.array([np.sqrt(min(1.0, caps.get(run.group, np.inf) / sizes[run.group])) for run in runs])
+    return np.array([np.sqrt(shares.get(run.group, sizes[run.group]) / sizes[run.group]) for run in runs])
 
 
 class _Problem:
@@ -151,12 +152,12 @@ class _Problem:
         return out
 
 
-def calibrate(runs: Sequence[Run], caps: Mapping[str, float], dials: Sequence[Dial] = DIALS, steps: int = 12) -> Fit:
+def calibrate(runs: Sequence[Run], shares: Mapping[str, float], dials: Sequence[Dial] = DIALS, steps: int = 12) -> Fit:
     """Fits `dials` to the measured step times of `runs`."""
     from scipy.optimize import least_squares
 
     problem = _Problem(runs, dials)
-    weight = weights(runs, caps)
+    weight = weights(runs, shares)
     low, high = problem.low, problem.high
     margin = 0.05 * (high - low)  # a start on a bound stalls the trust region
     found = least_squares(
@@ -168,10 +169,10 @@ def calibrate(runs: Sequence[Run], caps: Mapping[str, float], dials: Sequence[Di
         f_scale=SOFT,
         max_nfev=steps,
     )
-    return Fit(tuple(dials), np.exp(found.x))
+    return Fit(tuple(dials), np.exp(found.x), tuple(gpu.name for gpu in problem.gpus))
 
 
-def left_out_errors(fit: Fit, runs: Sequence[Run], caps: Mapping[str, float], key: Callable[[Run], str]) -> Array:
+def left_out_errors(fit: Fit, runs: Sequence[Run], shares: Mapping[str, float], key: Callable[[Run], str]) -> Array:
     """Relative error of every run when all runs with the same `key` are left out of the fit (leave one model out).
 
     The fit is repeated on predictions linearised in the logarithms of the dials around `fit`, which costs seconds
@@ -181,7 +182,7 @@ def left_out_errors(fit: Fit, runs: Sequence[Run], caps: Mapping[str, float], ke
 
     problem = _Problem(runs, fit.dials)
     at = np.clip(np.log(fit.factors), problem.low, problem.high)
-    base, slope, weight = problem.log_errors(at), problem.derivative(at), weights(runs, caps)
+    base, slope, weight = problem.log_errors(at), problem.derivative(at), weights(runs, shares)
     keys = np.array([key(run) for run in runs])
     out = np.empty(len(runs))
     for one in dict.fromkeys(keys):

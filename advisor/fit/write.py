@@ -10,14 +10,15 @@ import numpy as np
 from advisor.fit.calibrate import Dial, Fit
 
 _ENTRY = re.compile(r"^(?P<indent> *)(?P<name>[a-z0-9_]+): \{value: (?P<value>[^,]+), (?P<rest>.*)\}(?P<tail>.*)$")
-_SOURCE = re.compile(r'kind: \w+, source: "(?P<source>[^"]*)"')
+_SOURCE = re.compile(r'kind: (?P<kind>\w+), source: "(?P<source>[^"]*)"')
 
 
 def write_fit(fit: Fit, folder: Path, note: str) -> list[Path]:
     """Turns every dial in the YAML files of `folder`; returns the files that changed.
 
     Dials without GPUs change default.yaml; dials of some GPUs change or add entries in the files of these GPUs.
-    `note` is appended to the source of a changed entry, which becomes of kind fitted.
+    `note` goes before the source of a changed entry. Its kind becomes fitted, or assumed in the files of GPUs that
+    no run of the fit used.
     """
     changed = []
     for path in sorted(folder.glob("*.yaml")):
@@ -30,13 +31,14 @@ def write_fit(fit: Fit, folder: Path, note: str) -> list[Path]:
 
 
 def _turned_text(text: str, stem: str, fit: Fit, folder: Path, note: str) -> str:
+    kind = "fitted" if stem == "default" or stem in fit.gpus else "assumed"
     lines = text.rstrip("\n").split("\n")
     for dial, factor in zip(fit.dials, fit.factors, strict=True):
         shared = not dial.where
         if shared != (stem == "default") or not (shared or any(stem.startswith(part) for part in dial.where)):
             continue
         for name in dial.names:
-            _turn(lines, name, float(factor), note, _inherited(folder, name, dial))
+            _turn(lines, name, float(factor), (kind, note), _inherited(folder, name, dial))
     return "\n".join(lines) + "\n"
 
 
@@ -48,18 +50,18 @@ def _inherited(folder: Path, name: str, dial: Dial) -> str | None:
     return next((line for line in text.split("\n") if line.startswith(f"{name}: ")), None)
 
 
-def _turn(lines: list[str], name: str, factor: float, note: str, inherited: str | None) -> None:
+def _turn(lines: list[str], name: str, factor: float, origin: tuple[str, str], inherited: str | None) -> None:
     key, indent = (name[5:], 2) if name.startswith("gemm.") else (name, 0)
     for i, line in enumerate(lines):
         found = _ENTRY.match(line)
         if found and found["name"] == key and len(found["indent"]) == indent:
-            lines[i] = _line(line, factor, note)
+            lines[i] = _line(line, factor, *origin)
             return
     if inherited is not None:
-        lines.append(_line(inherited, factor, note))
+        lines.append(_line(inherited, factor, *origin))
 
 
-def _line(line: str, factor: float, note: str) -> str:
+def _line(line: str, factor: float, kind: str, note: str) -> str:
     found = _ENTRY.match(line)
     if found is None:
         return line
@@ -68,7 +70,7 @@ def _line(line: str, factor: float, note: str) -> str:
 
     def refitted(match: re.Match[str]) -> str:
         origin = match["source"].split("; started from: ")[-1]
-        return f'kind: fitted, source: "{note}; started from: {origin}"'
+        return f'kind: {kind}, source: "{note}; started from: {origin}"'
 
     rest = _SOURCE.sub(refitted, found["rest"])
     return f"{found['indent']}{found['name']}: {{value: {value:.4g}, {rest}}}{found['tail']}"
