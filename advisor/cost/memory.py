@@ -64,9 +64,10 @@ class MemoryColumns:
         entry names the term that broke its budget. An entry over budget in no mask is broken by what lies outside of
         the allocator. Masks broadcast with the table and are smaller than it where the term does not need all axes.
         """
-        for count in range(1, len(STATIC) + 1):
-            held = [_sum({name: part.static[name] for name in STATIC[:count]}) for part in self.parts]
-            yield STATIC[count - 1], _max(held) > budget_bytes
+        names = [name for name in STATIC if name in self.parts[0].static]
+        for count, last in enumerate(names, 1):
+            held = [_sum({name: part.static[name] for name in names[:count]}) for part in self.parts]
+            yield last, _max(held) > budget_bytes
         static = [_sum(part.static) for part in self.parts]
         kept = [
             base + _max([terms["activations"] for terms in part.moments.values() if "activations" in terms])
@@ -132,7 +133,7 @@ def _stages(
 def _beside(model: Model, cluster: Cluster, workload: Workload, columns: Columns) -> Array:
     """Device memory that depends on no stage and no moment."""
     context = memory_facts()["context_bytes"].value
-    return context + nccl_bytes(columns) + ep_buffer_bytes(model, cluster, workload, columns)
+    return context + nccl_bytes(model, workload, columns) + ep_buffer_bytes(model, cluster, workload, columns)
 
 
 def _dynamic_share(columns: Columns) -> Array:
@@ -191,7 +192,7 @@ def _estimate(sizes: MemoryColumns, index: int) -> MemoryEstimate:
     share = facts["fragmentation_share"].value
     beside = {
         "context": facts["context_bytes"].value,
-        "nccl": value(nccl_bytes(columns)),
+        "nccl": value(nccl_bytes(sizes.model, sizes.workload, columns)),
         "ep_buffers": value(ep_buffer_bytes(sizes.model, sizes.cluster, sizes.workload, columns)),
     }
     best: tuple[float, int, str, dict[str, float]] | None = None

@@ -159,7 +159,7 @@ class _Sweep:
         part = np.full(len(at), timed.part)
         self.best.append(rank.Entries(part, timed.rows, knob, times[knob, at], sizes[knob, at]))
         knobs, columns = np.nonzero(living)
-        front = rank.pareto(times[knobs, columns], sizes[knobs, columns])
+        front = rank.pareto(times[knobs, columns], sizes[knobs, columns], least=1.0)
         knobs, columns = knobs[front], columns[front]
         part = np.full(len(front), timed.part)
         self.front.append(rank.Entries(part, timed.rows[columns], knobs, times[knobs, columns], sizes[knobs, columns]))
