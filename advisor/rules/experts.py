@@ -206,7 +206,7 @@ OVERLAP = (
         lambda r: "pp=2",
     ),
     Rule(
-        "ep-overlap-without-full-graph", "stop", ("ep_overlap", "cuda_graph"), f"{TC}:3002-3071",
+        "ep-overlap-without-full-graph", "stop", ("ep_overlap", "cuda_graph", "fsdp"), f"{TC}:3002-3071",
         lambda c: _overlap(c, (c.columns.cuda_graph == CudaGraph.full_iteration) & (c.columns.fsdp == Fsdp.none)),
         lambda r: "the expert-parallel overlap excludes a CUDA graph of the full iteration",
         lambda r: "cuda_graph=scoped",

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from advisor.rules.rule import ARG, MPC, NEVER, PS, TC, Case, Row, Rule, always, divisors, nearest
+from advisor.rules.rule import ARG, MPC, NEVER, PS, TC, Case, Rule, always, divisors, nearest, nearest_grid
 from advisor.spec.layout import Array
 from advisor.spec.model import (
     CompressedAttention,
@@ -131,25 +131,6 @@ def _multiple(value: int, unit: int) -> int:
     return unit * max(1, round(value / unit))
 
 
-def _grid_fix(row: Row) -> str:
-    gpus, at = row.cluster.gpus, row.layout
-    for name, value, rest in (("tp", at.tp, at.pp * at.cp), ("cp", at.cp, at.tp * at.pp), ("pp", at.pp, at.tp * at.cp)):
-        options = [n for n in divisors(gpus) if gpus % (n * rest) == 0]
-        if options:
-            return nearest(name, value, options)
-    return f"gpus={_multiple(gpus, at.tp * at.pp * at.cp)}"
-
-
-def _expert_grid_fix(row: Row) -> str:
-    gpus, at = row.cluster.gpus, row.layout
-    options = [n for n in divisors(gpus) if gpus % (n * at.etp * at.pp) == 0]
-    if options:
-        return nearest("ep", at.ep, options)
-    return nearest("etp", at.etp, [n for n in divisors(gpus) if gpus % (n * at.pp) == 0]) or nearest(
-        "pp", at.pp, divisors(gpus)
-    )
-
-
 def _tp_message(what: str, counts: Iterable[int]) -> str:
     return f"{what} {', '.join(str(count) for count in sorted(set(counts)))} do not divide by"
 
@@ -159,13 +140,13 @@ WORLD = (
         "world-divides-model-grid", "stop", ("tp", "pp", "cp"), f"{PS}:815-825", _grid,
         lambda r: f"{r.cluster.gpus} GPUs are no multiple of tp {r.layout.tp} x pp {r.layout.pp} x cp {r.layout.cp}"
         f" = {r.layout.tp * r.layout.pp * r.layout.cp}",
-        _grid_fix,
+        lambda r: nearest_grid(r.cluster.gpus, tp=r.layout.tp, pp=r.layout.pp, cp=r.layout.cp),
     ),
     Rule(
         "expert-grid-divides-world", "stop", ("etp", "ep", "pp"), f"{PS}:870-884", _expert_grid,
         lambda r: f"{r.cluster.gpus} GPUs are no multiple of etp {r.layout.etp} x ep {r.layout.ep} x pp {r.layout.pp}"
         f" = {r.layout.etp * r.layout.ep * r.layout.pp}",
-        _expert_grid_fix,
+        lambda r: nearest_grid(r.cluster.gpus, ep=r.layout.ep, etp=r.layout.etp, pp=r.layout.pp),
     ),
     Rule(
         "pp-inside-needs-equal-dp", "stop", ("tp", "cp", "ep", "etp", "pp"), f"{PS}:898-902", _pp_inside,

@@ -7,9 +7,11 @@ documentation see the same objects.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -87,6 +89,7 @@ def always(flag: bool, column: Array) -> Array:
 def partial_columns(known: Mapping[str, Array], splits: tuple[PipelineSplit, ...] = ()) -> Columns:
     """Columns with the `known` fields; the others hold one placeholder, so ask only rules about the known ones."""
     values: dict[str, Any] = {name: np.ones(1, dtype=np.int64) for name in LAYOUT_COLUMNS}
+    values["sp"] = np.zeros(1, dtype=np.bool_)
     values.update({name: np.array([value]) for name, value in knob_values(Knobs()).items()})
     values.update(known)
     return Columns(**values, splits=splits)
@@ -105,6 +108,19 @@ def nearest(name: str, value: int, legal: Iterable[int], why: str = "") -> str:
         return why
     best = min(options, key=lambda option: (max(option, value) / max(min(option, value), 1), option))
     return f"{name}={best}"
+
+
+def nearest_grid(world: int, **sizes: int) -> str:
+    """Sizes closest to those given, in ratio, whose product divides `world`: "tp=4,pp=2", only what changes."""
+    names = sorted(sizes)
+
+    def distance(values: tuple[int, ...]) -> tuple[float, int]:
+        moved = [abs(math.log(value / max(sizes[name], 1))) for name, value in zip(names, values, strict=True)]
+        return round(sum(moved), 9), sum(move > 0 for move in moved)
+
+    legal = (one for one in product(divisors(world), repeat=len(names)) if world % math.prod(one) == 0)
+    best = min(legal, key=lambda one: (*distance(one), one))
+    return ",".join(f"{name}={value}" for name, value in zip(names, best, strict=True) if value != sizes[name])
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from advisor.rules.rule import NEVER, SCH, Case, Row, Rule, always, divisors, nearest
+from advisor.rules.grid import mixers
+from advisor.rules.rule import NEVER, SCH, TC, Case, Row, Rule, always, divisors, nearest
 from advisor.spec.layout import Array
+from advisor.spec.model import DeltaNet, Model
 
 SHORTEST_CHUNK = 1024
 """Tokens per context-parallel rank below which the exchange cannot hide under attention (assumed)."""
@@ -77,7 +79,23 @@ SPEED = (
     ),
 )  # fmt: skip
 
+
+def _young_context(model: Model) -> str:
+    """The kind of attention for which megatron-core 0.16 refuses context parallelism."""
+    found = mixers(model)
+    if any(isinstance(mixer, DeltaNet) for mixer in found):
+        return "gated delta-net"
+    return "sparse attention with an indexer" if any(getattr(m, "indexer", None) for m in found) else ""
+
+
 NOTES = (
+    Rule(
+        "context-parallel-needs-newer-core", "info", ("cp",), f"{TC}:1500-1509, 3162 (0.16.1 asserts cp == 1)",
+        lambda c: c.columns.cp > 1 if _young_context(c.model) else NEVER,
+        lambda r: f"megatron-core 0.16 refuses cp {r.layout.cp} with {_young_context(r.model)}; later releases take it",
+        lambda r: "megatron-core>=0.19",
+        versions="0.16",
+    ),
     Rule(
         "expert-state-not-sharded", "info", ("edp", "ep"),
         "https://github.com/modelscope/ms-swift/issues/8084; ML:megatron/core/parallel_state.py:870-884",
