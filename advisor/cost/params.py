@@ -126,7 +126,8 @@ def _grouped_query(mixer: GroupedQueryAttention, hidden: int) -> Counts:
     if mixer.qk_norm == "head":
         replicated += 2 * mixer.head_dim
     elif mixer.qk_norm == "full":
-        # A norm over the whole projection: each rank scales the heads that it holds.
+        # A norm over the whole projection; each rank is taken to scale the heads it holds (assumed: the module is
+        # Megatron-Bridge's, megatron-core has only the norm per head).
         sharded += q + k
     counts = Counts(sharded=sharded, replicated=replicated)
     return counts if mixer.indexer is None else counts + _indexer(mixer.indexer, hidden, hidden)
@@ -151,7 +152,10 @@ def _latent(mixer: LatentAttention, hidden: int) -> Counts:
 
 
 def _compressed(mixer: CompressedAttention, hidden: int) -> Counts:
-    """Compressed attention of DeepSeek V4 as transformers 5.24.0 builds it (models/deepseek_v4)."""
+    """Compressed attention of DeepSeek V4 as transformers 5.24.0 builds it (models/deepseek_v4).
+
+    No megatron-core release has it; it is taken to be split like latent attention (assumed).
+    """
     width = mixer.heads * mixer.head_dim
     sharded = mixer.q_rank * width + mixer.heads
     sharded += width * mixer.o_rank + mixer.o_groups * mixer.o_rank * hidden

@@ -172,11 +172,12 @@ def knob_arguments(case: Case) -> dict[str, Any]:
     return found
 
 
-def build_config(case: Case) -> Any:
+def build_config(case: Case, **more: Any) -> Any:
+    """The configuration of megatron-core for a case; its errors pass through."""
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
     kind = MLATransformerConfig if case.model.has_mla else TransformerConfig
-    return kind(**model_arguments(case), **layout_arguments(case), **knob_arguments(case))
+    return kind(**model_arguments(case), **layout_arguments(case), **knob_arguments(case), **more)
 
 
 def counts_by_chunk(config: Any, case: Case) -> tuple[int, ...]:

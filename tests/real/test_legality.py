@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("megatron.core")
 
-from advisor.rules import rules
+from advisor.rules import findings, rules
 from advisor.spec.hardware import Cluster
 from advisor.spec.layout import CpComm, CudaGraph, Dispatcher, Fsdp, Knobs
 from advisor.spec.load.system import load_system, make_cluster
@@ -34,6 +34,7 @@ from tests.real.judges import (
     Case,
     accepts_config,
     accepts_grid,
+    build_config,
     make_layout,
     make_model,
 )
@@ -245,3 +246,27 @@ def test_named_difference_is_enforced_elsewhere(name: str, with_engine: None, wi
     assert name in case.broken()
     assert accepts_grid(case)
     assert accepts_config(case)
+
+
+@pytest.mark.parametrize("variant", ["gated_delta_net", "dsa"])
+def test_this_core_refuses_context_parallelism_that_later_ones_take(variant: str, with_engine: None) -> None:
+    """The one difference in the other direction: a finding of severity info, not a rejection."""
+    mixer = (
+        DeltaNet(8, 8, 32, 32, 4) if variant == "gated_delta_net" else replace(MLA, indexer=SparseIndexer(4, 32, 64))
+    )
+    case = Case(with_layer(mixer), make_layout(cp=2), Knobs(cp_comm=CpComm.all_gather))
+    words = {
+        "experimental_attention_variant": variant,
+        "linear_attention_freq": 2,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "linear_num_key_heads": 8,
+        "linear_num_value_heads": 8,
+    }
+    assert not case.broken()
+    notes = findings(case.model, case.cluster, case.workload, case.layout, case.knobs)
+    assert "context-parallel-needs-newer-core" in {one.rule for one in notes if one.severity == "info"}
+    with pytest.raises(AssertionError, match="context parallel"):
+        build_config(case, **words)
+    assert build_config(replace(case, layout=make_layout()), **words)

@@ -123,10 +123,11 @@ def _inside(directory: Path) -> Path:
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        if path.stat().st_size > LARGEST_FILE_BYTES:
-            raise InputError(f"{path} is larger than {LARGEST_FILE_BYTES} bytes and no model configuration")
-        text = path.read_bytes().decode("utf-8-sig")
-        values = json.loads(text)
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE_BYTES + 1)
+        if len(content) > LARGEST_FILE_BYTES:
+            raise InputError(f"{path} is larger than {LARGEST_FILE_BYTES} bytes: no model configuration")
+        values = json.loads(content.decode("utf-8-sig"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
