@@ -81,6 +81,9 @@ def expert_tensors(mlp: ExpertMlp, model: Model, workload: Workload, at: Local) 
     add(out, ("moe",), rows * (at.linear_input * (mlp.latent or model.hidden) + 4))
     add(out, ("moe",), rows * at.element * fc1 * mlp.ffn / at.etp)
     add(out, ("moe", "moe_act"), rows * at.linear_input * mlp.ffn / at.etp)
+    if not workload.expert_activation_fused:
+        # Weighting by the routing probability keeps the activation output; a gated one its factor as well.
+        add(out, ("moe", "moe_act"), rows * at.element * fc1 * mlp.ffn / at.etp)
     if mlp.shared_ffn:
         width = mlp.shared_ffn / at.tp * at.tokens
         add(out, ("moe", "shared_experts"), width * (at.element * fc1 + at.linear_input))
@@ -167,7 +170,7 @@ def layer_activations(layer: Layer, model: Model, workload: Workload, columns: C
     full = _total(tensors, lambda _: 1.0, zero)
     mixer_part = _total(mixer, lambda _: 1.0, zero)
     # While the mixer runs backward, what the feed-forward part had saved is already free.
-    behind = mixer_transient(layer, model, at) - (full - mixer_part)
+    behind = mixer_transient(layer, model, columns, at) - (full - mixer_part)
     return LayerActivations(
         saved=_total(tensors, keep, zero),
         full=full,

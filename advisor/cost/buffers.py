@@ -15,6 +15,9 @@ from advisor.spec.workload import Workload
 PRE_HOPPER_WORKSPACE = 0.25
 """torch allocates 8 MiB of cuBLAS workspace before compute capability 9.0 and 32 MiB from it on."""
 
+OVERLAPPED_GEMMS = 8
+"""qkv, proj, fc1 and fc2, forward and data gradient; the bulk weight gradients reuse their buffers."""
+
 
 def workspace_bytes(model: Model, cluster: Cluster, workload: Workload) -> float:
     """Workspaces of cuBLAS that live in the caching allocator for the whole run; grouped GEMMs have their own."""
@@ -36,8 +39,12 @@ def p2p_bytes(model: Model, workload: Workload, columns: Columns) -> Array:
     return np.where(columns.pp > 1, 2 * np.where(columns.vpp > 1, 1 + columns.overlap_p2p, 1) * one, 0.0)
 
 
-def nccl_bytes(columns: Columns) -> Array:
-    """Buffers of NCCL: one set per communicator of more than one rank, and the channels of an all-to-all."""
+def nccl_bytes(model: Model, workload: Workload, columns: Columns) -> Array:
+    """Communication buffers: NCCL's per communicator of more than one rank, all-to-all channels, registered buffers.
+
+    Tensor-parallel overlap registers one full-sequence activation per overlapped GEMM
+    (TE:transformer_engine/pytorch/module/base.py, initialize_ub); the rest is from profiles/memory.yaml.
+    """
     facts = memory_facts()
     groups = (columns.tp, columns.cp, columns.pp, columns.dp * columns.cp, columns.ep, columns.edp)
     communicators: Array = np.minimum(columns.tp * columns.cp * columns.pp * columns.dp - 1, 1)
@@ -48,7 +55,10 @@ def nccl_bytes(columns: Columns) -> Array:
     )
     peers = np.minimum(columns.ep / facts["nccl_peers"].value, 1.0)
     all_to_all = np.where(exchange, facts["nccl_all_to_all_bytes"].value * peers, 0.0)
-    return communicators * facts["nccl_communicator_bytes"].value + all_to_all
+    at = local(workload, columns)
+    one_gemm = at.element * model.hidden * at.tokens
+    overlapped = np.where(columns.tp_overlap & (columns.tp > 1), OVERLAPPED_GEMMS * one_gemm, 0.0)
+    return communicators * facts["nccl_communicator_bytes"].value + all_to_all + overlapped
 
 
 def ep_buffer_bytes(model: Model, cluster: Cluster, workload: Workload, columns: Columns) -> Array:

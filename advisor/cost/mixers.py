@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from advisor.cost.tensors import Local, Tensors, add
-from advisor.spec.layout import Array, Columns
+from advisor.spec.layout import Array, Columns, CpComm
 from advisor.spec.model import (
     CompressedAttention,
     DeltaNet,
@@ -126,12 +126,43 @@ def _scores(out: Tensors, heads: int, workload: Workload, columns: Columns, at: 
     add(out, ("core_attn",), per_score * rows * workload.seq_len)
 
 
-def mixer_transient(layer: Layer, model: Model, at: Local) -> Array:
-    """Bytes that the mixer's backward allocates: gradients of q, k, v and of the output, fp32 query accumulation."""
+def mixer_transient(layer: Layer, model: Model, columns: Columns, at: Local) -> Array:
+    """Bytes that the mixer's backward allocates: gradients of q, k, v and of the output, fp32 query accumulation.
+
+    Context parallelism adds its exchange buffers.
+    """
     if layer.mixer is None:
         return np.zeros_like(at.owned)
     incoming: Array = at.element * model.hidden * at.owned
-    return incoming + _backward_width(layer.mixer, at) / at.tp * at.tokens
+    width = _backward_width(layer.mixer, at) + _exchange_width(layer.mixer, columns, at)
+    return incoming + width / at.tp * at.tokens
+
+
+def _exchange_width(mixer: Mixer, columns: Columns, at: Local) -> Array | float:
+    """Bytes per local token, over all tensor ranks, of context-parallel buffers in attention's backward.
+
+    p2p: two receive buffers of keys and values and two of their gradients; all-gather: keys, values and their
+    gradients of the whole sequence; a2a: q, k, v, output and their gradients once more, heads split instead of tokens
+    (TE:transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py).
+    """
+    if isinstance(mixer, GroupedQueryAttention):
+        queries = mixer.heads * (mixer.head_dim + mixer.v_head_dim)
+        keys: Array | int = np.maximum(mixer.kv_heads, at.tp) * (mixer.head_dim + mixer.v_head_dim)
+    elif isinstance(mixer, LatentAttention):
+        queries = mixer.heads * (mixer.qk_nope_dim + mixer.qk_rope_dim + mixer.v_head_dim)
+        keys = queries
+    else:
+        return 0.0
+    ring = 4 * keys
+    exchanged = 2 * (queries + keys)
+    gathered = 2 * columns.cp * keys
+    by_kind = np.select(
+        [columns.cp_comm == CpComm.p2p, columns.cp_comm == CpComm.all_gather, columns.cp_comm == CpComm.a2a],
+        [ring, gathered, exchanged],
+        ring + exchanged,
+    )
+    width: Array = np.where(columns.cp > 1, at.element * by_kind, 0.0)
+    return width
 
 
 def _backward_width(mixer: Mixer, at: Local) -> Array | float:
