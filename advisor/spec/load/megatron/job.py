@@ -163,7 +163,8 @@ def _workload(arguments: Arguments, model: Model) -> Workload:
     forced = arguments.switch("moe_router_force_load_balancing") or not model.is_moe
     routing: Routing = "token-drop" if factor is not None and factor >= 0 else "balanced" if forced else "dropless"
     attention: Literal["fused", "unfused"] = "unfused" if _unfused_attention(arguments) else "fused"
-    local = arguments.get("transformer_impl") == "local"
+    # Megatron's own layers take Apex's fused LayerNorm; there is no such RMSNorm, torch's is unfused.
+    plain_norm = arguments.get("transformer_impl") == "local" and arguments.get("normalization") == "RMSNorm"
     for dest in ("attention_dropout", "hidden_dropout"):
         if not 0 <= arguments.get(dest) < 1:
             arguments.problem(dest, f"is {arguments.get(dest)}: it must be 0 or more and below 1")
@@ -177,7 +178,7 @@ def _workload(arguments: Arguments, model: Model) -> Workload:
         optimizer=_optimizer(arguments),
         fp8_params=arguments.switch("fp8_param_gather") or arguments.switch("fp4_param_gather"),
         attention_impl=attention,
-        norm_impl="unfused" if local else "fused",
+        norm_impl="unfused" if plain_norm else "fused",
         attention_dropout=float(arguments.get("attention_dropout")),
         hidden_dropout=float(arguments.get("hidden_dropout")),
         cross_entropy_fused=arguments.switch("cross_entropy_loss_fusion"),
