@@ -18,7 +18,7 @@ from advisor import data
 from advisor.cost.flops import model_flops_per_token
 from advisor.cost.params import padded_vocab
 from advisor.errors import AdvisorError, InputError
-from advisor.search.stages import balanced_split, parse_layout_string
+from advisor.search.stages import balanced_split, even_split, parse_layout_string
 from advisor.spec.hardware import Cluster
 from advisor.spec.layout import CudaGraph, Dispatcher, Fsdp, Knobs, Layout, table
 from advisor.spec.load.fields import read_yaml_mapping
@@ -148,10 +148,15 @@ def _yes(text: str) -> bool:
 
 def _count(row: Mapping[str, str], key: str, default: int | None = None) -> int:
     text = row.get(key, "")
-    if not text and default is not None:
+    if not text:
+        if default is None:
+            raise InputError(f"{key} is not stated")
         return default
-    number = float(text)
-    if number != int(number) or number < 0:
+    try:
+        number = float(text)
+    except ValueError:
+        raise InputError(f"{key} is {text!r}, a count is needed") from None
+    if not 0 <= number < 1e9 or number != int(number):
         raise InputError(f"{key} is {text}, a count is needed")
     return int(number)
 
@@ -219,10 +224,26 @@ def _split(row: Mapping[str, str], model: Model, workload: Workload, pp: int, vp
     if text:
         stated: Any = json.loads(text) if text.startswith("[") else text
         return parse_layout_string(stated, pp, model.num_layers, depth)
-    split = balanced_split(model, workload, pp, vpp, depth)
+    split = (
+        even_split(model.num_layers, pp, vpp, depth)
+        or _accounted(model.num_layers, pp, vpp, depth)
+        or balanced_split(model, workload, pp, vpp, depth)
+    )
     if split is None:
         raise InputError(f"{model.num_layers} layers cannot be dealt over pp {pp} x vpp {vpp}")
     return split
+
+
+def _accounted(num_layers: int, pp: int, vpp: int, depth: int) -> PipelineSplit | None:
+    """Embedding and loss counted as a layer each, as recipes of models with two layers too few do (126, 62, 94)."""
+    each, rest = divmod(num_layers + 2, pp * vpp)
+    if rest or pp * vpp == 1 or each == 0:
+        return None
+    layers = [each] * (pp * vpp)
+    layers[0] -= 1
+    layers[-1] -= 1
+    chunk = pp * vpp - 1 if depth else None
+    return PipelineSplit(pp, vpp, tuple(layers), "account", chunk, True, True)
 
 
 def _virtual(row: Mapping[str, str], model: Model, pp: int, microbatches: int) -> int:
@@ -236,7 +257,8 @@ def _virtual(row: Mapping[str, str], model: Model, pp: int, microbatches: int) -
 
 def _layout(row: Mapping[str, str], model: Model, workload: Workload, gpus: int) -> Layout:
     tp, pp, cp, ep = (_count(row, key) for key in ("tp", "pp", "cp", "ep"))
-    etp = _count(row, "etp", 1 if model.moe is None else tp)
+    follows = model.moe is not None and gpus % (tp * ep * pp) == 0
+    etp = _count(row, "etp", tp if follows else 1)
     if gpus % (tp * pp * cp):
         raise InputError(f"tp {tp} x pp {pp} x cp {cp} does not divide {gpus} GPUs")
     if gpus % (etp * ep * pp):
