@@ -78,7 +78,7 @@ def serving_stage(model: Model, cluster: Cluster, workload: Workload, columns: C
         }
     return StageMemory(
         rank=stage.rank,
-        static={"weights": weights},
+        static={"weights": weights, "gradients": np.zeros(1), "optimizer": np.zeros(1)},
         moments={"serving": terms},
         graph_inputs=np.zeros(1),
         states=None,
