@@ -18,11 +18,11 @@ class Workload:
     """One training (or serving) job, without its layout.
 
     `router_skew` is tokens on the fullest expert-parallel rank over the mean (1 = balanced). `capacity_factor`
-    bounds it under token drop. `fp8_params` stores and gathers quantised weights. `attention_impl` "unfused"
-    keeps the score matrix; `cross_entropy_fused` avoids one fp32 copy of the logits; `loss_impl` "gathered" gathers
-    the logits over tensor ranks before a plain torch cross entropy (stacks other than Megatron). `grouped_gemm` runs
-    all local experts in one kernel (False: one after another); `expert_activation_fused` applies their activation and
-    the routing weight in one, which saves an intermediate. `vocab_divisor` is Megatron's
+    bounds it under token drop. `fp8_params` stores and gathers quantised weights. `attention_impl` "unfused" keeps the
+    score matrix; `cross_entropy_fused` saves passes over the logits, not memory; `loss_impl` "gathered" gathers the
+    logits over tensor ranks before a plain torch cross entropy (stacks other than Megatron). `grouped_gemm` runs all
+    local experts in one kernel (False: one after another); `expert_activation_fused` applies their activation and the
+    routing weight in one, which saves an intermediate. `vocab_divisor` is Megatron's
     make_vocab_size_divisible_by. `batch` and `context` describe requests in inference mode.
     `mtp_depth` overrides the number of prediction modules (None = none are trained unless the model is asked for them).
     """

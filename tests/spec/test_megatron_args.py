@@ -276,6 +276,13 @@ def test_what_is_not_counted_is_said_and_not_called_ignored():
     assert read.ignored == ("--log-interval",)
 
 
+def test_routing_that_is_not_forced_to_balance_is_said():
+    free, forced = job(num_experts=8), job(num_experts=8, moe_router_force_load_balancing=True)
+    assert (free.workload.routing, forced.workload.routing) == ("dropless", "balanced")
+    assert [finding.rule for finding in free.findings] == ["megatron-args.routing"]
+    assert forced.findings == ()
+
+
 def test_all_problems_at_once():
     with pytest.raises(InputError) as wrong:
         job(num_layers="many", hidden_size=-1, num_experts=4, moe_layer_freq="([0]*3", attention_backend="fusedd",
