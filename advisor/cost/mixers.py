@@ -88,7 +88,7 @@ def _latent(out: Tensors, mixer: LatentAttention, at: Local) -> None:
 def _compressed(out: Tensors, mixer: CompressedAttention, at: Local) -> None:
     queries = mixer.heads / at.tp * at.tokens
     add(out, (), at.element * (2 * mixer.q_rank + 2 * mixer.head_dim + mixer.o_rank * mixer.o_groups) * at.owned)
-    add(out, (), at.element * queries * mixer.head_dim)
+    add(out, ("mla_up_proj",), at.element * queries * mixer.head_dim)
     add(out, ("core_attn",), 4.0 * queries)
     _projection_input(out, queries * mixer.head_dim, at)
 
