@@ -7,7 +7,7 @@ import numpy as np
 from advisor.rules.grid import expert_parts
 from advisor.rules.rule import ARG, MB, NEVER, TC, TD, Case, Row, Rule, always, divisors, nearest
 from advisor.spec.hardware import Gpu
-from advisor.spec.layout import Array, CudaGraph, Dispatcher, Fsdp
+from advisor.spec.layout import Array, CudaGraph, Dispatcher
 
 RACK = 64
 """NVLink domains of this many GPUs and more are multi-node (NVL72)."""
@@ -115,10 +115,12 @@ DISPATCH = (
         lambda r: "dispatcher=hybridep",
     ),
     Rule(
-        "hybridep-inside-nvlink", "stop", ("dispatcher", "ep", "etp"),
-        "https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/6043 (EP64 over 8-GPU domains: topology error)",
+        "hybridep-inside-nvlink", "slow", ("dispatcher", "ep", "etp"),
+        "https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/6043 (EP64 over 8-GPU domains: topology error on B200;"
+        " the vendor's H100 recipes run it over RDMA)",
         _straddles,
-        lambda r: f"hybridep needs {_group(r)} inside one NVLink domain of {r.cluster.used_per_domain} used GPUs",
+        lambda r: f"hybridep with {_group(r)} leaves its NVLink domain of {r.cluster.used_per_domain} used GPUs: it"
+        " needs RDMA between nodes, and some releases refuse the topology",
         lambda r: nearest("ep", r.layout.ep,
                           [n for n in divisors(r.cluster.used_per_domain // r.layout.etp) if n < r.layout.ep],
                           "dispatcher=alltoall"),
@@ -206,10 +208,12 @@ OVERLAP = (
         lambda r: "pp=2",
     ),
     Rule(
-        "ep-overlap-without-full-graph", "stop", ("ep_overlap", "cuda_graph", "fsdp"), f"{TC}:3002-3071",
-        lambda c: _overlap(c, (c.columns.cuda_graph == CudaGraph.full_iteration) & (c.columns.fsdp == Fsdp.none)),
-        lambda r: "the expert-parallel overlap excludes a CUDA graph of the full iteration",
-        lambda r: "cuda_graph=scoped",
+        "ep-overlap-without-full-graph", "info", ("ep_overlap", "cuda_graph"), f"{TC}:3002-3071 (0.16.1 refuses it)",
+        lambda c: _overlap(c, c.columns.cuda_graph == CudaGraph.full_iteration),
+        lambda r: "megatron-core 0.16 refuses the expert-parallel overlap inside a CUDA graph of the full iteration;"
+        " later releases take it",
+        lambda r: "megatron-core>=0.17",
+        versions="0.16",
     ),
     Rule(
         "ep-overlap-fsdp-without-scoped-graph", "stop", ("ep_overlap", "cuda_graph", "fsdp"), f"{ADAPTER}:171-180",

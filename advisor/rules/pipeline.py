@@ -17,7 +17,7 @@ LAYOUT_FILE = "ML:megatron/core/transformer/pipeline_parallel_layer_layout.py"
 
 def _short(case: Case) -> Array:
     x = case.columns
-    mask: Array = x.pp * x.vpp - 1 > np.maximum(case.model.num_layers, x.pp * 0 + 1)
+    mask: Array = x.pp * x.vpp - 2 > np.maximum(case.model.num_layers, x.pp * 0 + 1)
     return mask
 
 
@@ -65,14 +65,19 @@ def _hybrid_form(case: Case) -> Array:
 
 
 def _microbatches(case: Case) -> Array:
-    x = case.columns
-    mask: Array = (x.vpp > 1) & ((x.num_microbatches % x.pp != 0) | (x.num_microbatches < x.pp))
+    """Microbatches come in groups of N (pp unless the split says otherwise): pp <= N <= m, rest 0 or at least pp."""
+    x, splits = case.columns, case.columns.splits
+    group = x.pp
+    if any(split.group for split in splits):
+        group = np.array([split.group or split.pp for split in splits])[x.split]
+    rest = x.num_microbatches % group
+    mask: Array = (x.vpp > 1) & ((group < x.pp) | (x.num_microbatches < group) | ((rest > 0) & (rest < x.pp)))
     return mask
 
 
 def _fewer_vpp(row: Row) -> str:
     layers = row.model.num_layers
-    return nearest("vpp", row.layout.vpp, range(1, max((layers + 1) // max(row.layout.pp, 1), 1) + 1))
+    return nearest("vpp", row.layout.vpp, range(1, max((layers + 2) // max(row.layout.pp, 1), 1) + 1))
 
 
 def _microbatch_fix(row: Row) -> str:
@@ -91,7 +96,7 @@ SPLIT = (
     Rule(
         "layers-fill-stages", "stop", ("pp", "vpp"), f"{LAYOUT_FILE}:25-151", _short,
         lambda r: f"{r.model.num_layers} layers cannot fill pp {r.layout.pp} x vpp {r.layout.vpp}"
-        f" = {r.layout.pp * r.layout.vpp} stages (the last one may hold the loss alone)",
+        f" = {r.layout.pp * r.layout.vpp} stages (the first may hold the embedding alone, the last the loss)",
         _fewer_vpp,
         targets=("advisor",),
     ),
@@ -104,8 +109,8 @@ SPLIT = (
     ),
     Rule(
         "microbatches-divide-by-pp", "stop", ("pp", "vpp", "num_microbatches"), f"{SCH}:1160-1180", _microbatches,
-        lambda r: f"interleaving needs microbatches in multiples of pp {r.layout.pp}, there are"
-        f" {r.layout.num_microbatches}",
+        lambda r: f"interleaving over pp {r.layout.pp} takes microbatches in groups of"
+        f" {r.layout.split.group or r.layout.pp}, there are {r.layout.num_microbatches}",
         _microbatch_fix,
     ),
     Rule(

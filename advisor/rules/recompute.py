@@ -7,7 +7,7 @@ import numpy as np
 from advisor.rules.grid import expert_parts
 from advisor.rules.rule import ARG, NEVER, TC, Case, Row, Rule, always
 from advisor.spec.layout import RECOMPUTE_MODULES, Array, CudaGraph, Dispatcher
-from advisor.spec.model import DenseMlp, Model
+from advisor.spec.model import CompressedAttention, DenseMlp, Model
 
 SWITCHES = tuple(f"rc_{module}" for module in RECOMPUTE_MODULES)
 LAYER = "ML:megatron/core/transformer/transformer_layer.py"
@@ -16,6 +16,11 @@ SKILL = "MB:skills/nemo-mbridge-perf-activation-recompute/SKILL.md"
 
 def _full(case: Case) -> Array:
     return (case.columns.full_uniform > 0) | (case.columns.full_block > 0)
+
+
+def has_latent(model: Model) -> bool:
+    """Whether any layer has the up-projections that mla_up_proj recomputes."""
+    return model.has_mla or any(isinstance(layer.mixer, CompressedAttention) for layer in model.kinds)
 
 
 def _any(case: Case, *modules: str) -> Array:
@@ -32,7 +37,7 @@ def idle_modules(model: Model) -> tuple[str, ...]:
         "moe": bool(parts),
         "shared_experts": any(part.shared_ffn for part in parts),
         "mlp": dense,
-        "layernorm": bool(parts) or model.has_mla,
+        "layernorm": bool(parts) or has_latent(model),
     }
     return tuple(module for module, there in present.items() if not there)
 
@@ -75,14 +80,15 @@ RECOMPUTE = (
     ),
     Rule(
         "mla-up-proj-needs-mla", "stop", ("rc_mla_up_proj",), f"{TC}:1964-2012",
-        lambda c: NEVER if c.model.has_mla else c.columns.rc_mla_up_proj,
+        lambda c: NEVER if has_latent(c.model) else c.columns.rc_mla_up_proj,
         lambda r: f"mla_up_proj is a part of multi-head latent attention, which {r.model.name} has not",
         lambda r: _without(r, ("mla_up_proj",)),
     ),
     Rule(
         "moe-act-needs-experts", "stop", ("rc_moe_act",), f"{TC}:1964-2012 (needs moe_grouped_gemm)",
-        lambda c: NEVER if c.model.is_moe else c.columns.rc_moe_act,
-        lambda r: f"moe_act is the activation of grouped experts, which {r.model.name} has not",
+        lambda c: NEVER if c.model.is_moe and c.workload.grouped_gemm else c.columns.rc_moe_act,
+        lambda r: f"moe_act is the activation of grouped experts, which {r.model.name} has not"
+        + (" (grouped GEMM is off)" if r.model.is_moe else ""),
         lambda r: _without(r, ("moe_act",)),
     ),
     Rule(
@@ -129,14 +135,16 @@ GRAPHS = (
     ),
     Rule(
         "router-graph-without-moe-recompute", "stop", ("cuda_graph", "rc_moe"), f"{TC}:2773-2975",
-        lambda c: c.columns.rc_moe & _scoped(c) if c.model.is_moe else NEVER,
+        # In a hybrid model expert layers stand alone, and the graphs hold the other layers.
+        lambda c: c.columns.rc_moe & _scoped(c) if c.model.is_moe and not c.model.is_hybrid else NEVER,
         lambda r: "a scoped CUDA graph holds the router, so the expert layer around it cannot be recomputed",
         lambda r: _without(r, ("moe",)),
     ),
     Rule(
-        "full-graph-needs-static-experts", "stop", ("cuda_graph",), f"{TC}:2773-2975",
-        lambda c: _whole(c) if _dynamic_experts(c) else NEVER,
-        lambda r: "a CUDA graph of the full iteration needs fixed token counts per expert (capacity and padding)",
+        "full-graph-needs-static-experts", "stop", ("cuda_graph", "dispatcher"), f"{TC}:1868, 2773-2975",
+        lambda c: _whole(c) & (c.columns.dispatcher != Dispatcher.hybridep) if _dynamic_experts(c) else NEVER,
+        lambda r: "a CUDA graph of the full iteration needs fixed token counts per expert: capacity with padding, or"
+        f" hybridep with a rank budget, not {r.knobs.dispatcher.name}",
         lambda r: "cuda_graph=scoped",
     ),
     Rule(

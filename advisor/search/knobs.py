@@ -11,12 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from advisor.rules import rule
-from advisor.rules.recompute import idle_modules
+from advisor.rules.recompute import has_latent, idle_modules
 from advisor.rules.rule import Case, partial_columns
 from advisor.spec.hardware import Cluster
 from advisor.spec.layout import RECOMPUTE_MODULES, Array, Columns, CpComm, CudaGraph, Dispatcher, Fsdp, Knobs
@@ -42,13 +43,12 @@ class Traits:
     """What decides which knobs a row can have: which parallelisms it uses, and which groups fit where.
 
     `dispatched`: tokens leave their rank; `overlappable`: the schedule can overlap experts of neighbouring
-    microbatches; `inside`: the expert group stays in an NVLink domain; `a2a`: heads divide over the context group;
-    `sharded`: there is data parallelism; `halved`: optimizer shards span domains and could be kept in two instances.
+    microbatches; `a2a`: heads divide over the context group; `sharded`: there is data parallelism; `halved`: optimizer
+    shards span domains and could be kept in two instances.
     """
 
     dispatched: bool
     overlappable: bool
-    inside: bool
     cp: bool
     a2a: bool
     sharded: bool
@@ -71,7 +71,6 @@ def row_traits(model: Model, cluster: Cluster, workload: Workload, columns: Colu
     flags = (
         dispatched,
         overlap,
-        dispatched & fine("hybridep-inside-nvlink", dispatcher=Dispatcher.hybridep),
         x.cp > 1,
         (x.cp > 1) & fine("cp-a2a-heads", cp_comm=CpComm.a2a),
         x.dp * x.cp > 1,
@@ -94,7 +93,7 @@ def recompute_ladder(model: Model, workload: Workload) -> tuple[dict[str, Any], 
     useless = {*idle_modules(model)}
     if not model.is_moe:
         useless.add("moe_act")
-    if not model.has_mla:
+    if not has_latent(model):
         useless.add("mla_up_proj")
     if workload.attention_impl == "fused":
         useless.add("core_attn")
@@ -106,24 +105,33 @@ def recompute_ladder(model: Model, workload: Workload) -> tuple[dict[str, Any], 
     return (*selective, {"recompute": (), "full_uniform": 1, "full_block": 0})
 
 
-def _runs(name: str, model: Model, cluster: Cluster, workload: Workload, dispatcher: Dispatcher) -> bool:
-    """Whether a rule that reads nothing but the dispatcher lets it pass."""
-    columns = partial_columns({"dispatcher": np.array([dispatcher])})
-    return not bool(np.any(rule(name).broken(Case(model, cluster, workload, columns))))
+FLEX = (Dispatcher.deepep, Dispatcher.hybridep)
+GATES = ("deepep-runs-on-gpu", "rack-needs-hybridep", "deepep-without-padding", "hybridep-runs-on-gpu")
+EXCHANGES = (CpComm.p2p, CpComm.all_gather, CpComm.a2a)
+CARRIES = ("cp-window-needs-all-keys", "cp-sinks-need-a2a", "cp-indexer-needs-all-gather")
+
+
+@cache
+def _probe(name: str, *values: int, **fixed: int) -> Columns:
+    """A table with one row per value of a knob, for rules that read little else."""
+    return partial_columns({name: np.array(values), **{field: np.array([one]) for field, one in fixed.items()}})
+
+
+def _fine(case: Case, names: Sequence[str]) -> list[bool]:
+    """Which rows of the case break none of these rules."""
+    broken = np.zeros(case.columns.shape, dtype=np.bool_)
+    for name in names:
+        broken = broken | rule(name).broken(case)
+    return [not one for one in broken]
 
 
 def _dispatchers(model: Model, cluster: Cluster, workload: Workload, traits: Traits) -> list[dict[str, Any]]:
     if not model.is_moe:
         return [{"dispatcher": Dispatcher.none}]
     found: list[dict[str, Any]] = [{"dispatcher": Dispatcher.alltoall}]
-    gates = {
-        Dispatcher.deepep: ("deepep-runs-on-gpu", "rack-needs-hybridep", "deepep-without-padding"),
-        Dispatcher.hybridep: ("hybridep-runs-on-gpu",),
-    }
-    for dispatcher, names in gates.items():
-        room = traits.dispatched and (dispatcher != Dispatcher.hybridep or traits.inside)
-        if room and all(_runs(name, model, cluster, workload, dispatcher) for name in names):
-            found.append({"dispatcher": dispatcher})
+    if traits.dispatched:
+        runs = _fine(Case(model, cluster, workload, _probe("dispatcher", *FLEX)), GATES)
+        found += [{"dispatcher": one} for one, works in zip(FLEX, runs, strict=True) if works]
     return found
 
 
@@ -161,13 +169,9 @@ def _states(workload: Workload, traits: Traits) -> list[dict[str, Any]]:
 def _exchanges(model: Model, cluster: Cluster, workload: Workload, traits: Traits) -> list[dict[str, Any]]:
     if not traits.cp:
         return [{"cp_comm": CpComm.p2p}]
-    kinds = np.array([CpComm.p2p, CpComm.all_gather, CpComm.a2a])
-    columns = partial_columns({"cp": np.full(len(kinds), 2), "cp_comm": kinds})
-    broken = np.zeros(len(kinds), dtype=np.bool_)
-    for name in ("cp-window-needs-all-keys", "cp-sinks-need-a2a", "cp-indexer-needs-all-gather"):
-        broken = broken | rule(name).broken(Case(model, cluster, workload, columns))
-    found = [CpComm(int(kind)) for kind in kinds[~broken] if kind != CpComm.a2a or traits.a2a]
-    return [{"cp_comm": kind} for kind in found or [CpComm.p2p]]
+    works = _fine(Case(model, cluster, workload, _probe("cp_comm", *EXCHANGES, cp=2)), CARRIES)
+    found = [one for one, fine in zip(EXCHANGES, works, strict=True) if fine and (one != CpComm.a2a or traits.a2a)]
+    return [{"cp_comm": one} for one in found or [CpComm.p2p]]
 
 
 def knob_axes(  # noqa: PLR0917

@@ -63,10 +63,10 @@ def vpp_values(num_layers: int, pp: int) -> tuple[int, ...]:
     """At most six interleaving factors of a pipeline of `pp` ranks, ascending.
 
     1; then the divisors of the layers per rank (counting loss and embedding as a layer if only that divides), spread
-    over their range; then 2, 4, 8, 3 and 6, which a layout string makes possible. Every stage but the last keeps a
-    layer.
+    over their range; then 2, 4, 8, 3 and 6, which a layout string makes possible. Every stage keeps a layer, but for
+    the one with the embedding and the one with the loss.
     """
-    most = (num_layers + 1) // pp if pp > 1 else 1
+    most = (num_layers + 2) // pp if pp > 1 else 1
     even = next((total // pp for total in range(num_layers, num_layers + 3) if total % pp == 0), 1)
     spread = [n for n in divisors(even) if 1 < n <= most]
     picks = spread if len(spread) < MOST_VPP else [spread[i * (len(spread) - 1) // 4] for i in range(5)]
@@ -140,7 +140,7 @@ def layouts(model: Model, cluster: Cluster, workload: Workload, gbs: int, fixed:
     batch, home = _batches(grid, mbs, vpp, gbs)
     legal = search.ask(batch, wide[home])
     rows = _join(experts_at, outer, _take(batch, legal), home[legal])
-    rows = _take(rows, search.ask({**rows, "split": rows["tp"]}, np.ones(1, dtype=np.int64)))
+    rows = _take(rows, search.ask(rows, np.ones(1, dtype=np.int64)))
     columns, splits = _with_splits(rows, model, workload)
     traits = row_traits(model, cluster, workload, partial_columns(columns, splits))
     return Space(columns, splits, searched, search.rejected, traits)

@@ -62,7 +62,8 @@ def balanced_split(
 ) -> PipelineSplit | None:
     """The split of `model` over pp x vpp chunks with the lightest heaviest rank, None if there are too few layers.
 
-    `depth` is the number of multi-token prediction modules trained. Every chunk but the last holds at least one layer.
+    `depth` is the number of multi-token prediction modules trained. Every chunk holds at least one layer, but for the
+    last one, which may hold the loss alone, and the first one where layers are two fewer than chunks.
     A plainer split whose heaviest rank is within the factor `close` of the optimum is preferred (1 = the optimum).
     """
     return _balanced(
@@ -83,10 +84,14 @@ def _balanced(
     weights: StageWeights, pp: int, vpp: int, depth: int, *, hybrid: bool, close: float
 ) -> PipelineSplit | None:
     chunks, last = pp * vpp, pp * vpp - 1
-    if pp < 1 or vpp < 1 or len(weights.layers) < max(last, 1):
+    if pp < 1 or vpp < 1 or len(weights.layers) < max(last - 1, 1):
         return None
     if chunks == 1:
         return even_split(len(weights.layers), 1, 1, depth)
+    if len(weights.layers) == last - 1:
+        ends = (0, *[1] * (last - 1), 0)
+        form = "pattern" if hybrid else "account"
+        return PipelineSplit(pp, vpp, ends, form, last if depth else None, not hybrid, not hybrid)
     # Prediction modules sit with the loss, or on the chunk before it, which then leaves the loss alone on the last one.
     homes = [last] + ([last - 1] if depth and pp > 2 and len(weights.layers) >= last else [])
     found = []

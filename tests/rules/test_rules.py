@@ -273,13 +273,31 @@ def test_recompute_modules_that_do_nothing_are_named(name, module, finding):
     assert found == ({finding} if finding else set())
 
 
-def test_hybridep_stays_inside_an_nvlink_domain():
-    """Public report: EP64 over 8-GPU domains is a topology error."""
-    b200 = make_cluster(load_system("dgx-b200"), 64)
-    knobs = Knobs(dispatcher=Dispatcher.hybridep)
-    name = "nemotron-3-super-120b-a12b"
-    assert broken(name, layout_of(name, b200, ep=64), knobs, b200) == {"hybridep-inside-nvlink"}
-    assert broken(name, layout_of(name, b200, ep=8), knobs, b200) == set()
+def test_hybridep_is_warned_about_beyond_an_nvlink_domain():
+    """Public report: EP64 over 8-GPU domains is a topology error; the vendor's H100 recipes run it over RDMA."""
+    name, b200 = "nemotron-3-super-120b-a12b", make_cluster(load_system("dgx-b200"), 64)
+    for ep, expected in ((64, {"slow"}), (8, set())):
+        found = findings(
+            load_model(name), b200, JOB, layout_of(name, b200, ep=ep), Knobs(dispatcher=Dispatcher.hybridep)
+        )
+        assert {one.severity for one in found if one.rule == "hybridep-inside-nvlink"} == expected
+
+
+def test_microbatch_groups_of_a_split_replace_pp():
+    """m = 10 over pp 4 in groups of 5 runs; in groups of pp it does not."""
+    layout = layout_of("llama3-8b", pp=4, vpp=2, tp=2, gbs=80)
+    assert broken("llama3-8b", layout) == {"microbatches-divide-by-pp"}
+    assert broken("llama3-8b", replace(layout, split=replace(layout.split, group=5))) == set()
+    assert broken("llama3-8b", replace(layout, split=replace(layout.split, group=3))) == {"microbatches-divide-by-pp"}
+
+
+def test_embedding_and_loss_may_each_have_a_stage_of_their_own():
+    """Llama 3.1 405B, pp 16 vpp 8: 126 layers and 128 chunks, as in the vendor's recipe."""
+    model = load_model("llama3.1-405b")
+    layout = layout_of("llama3.1-405b", tp=4, pp=16, vpp=8)
+    assert (layout.split.form, layout.split.layers) == ("account", (0, *[1] * 126, 0))
+    assert broken("llama3.1-405b", layout) == set()
+    assert balanced_split(model, JOB, 16, 9, 0) is None
 
 
 @pytest.mark.parametrize(

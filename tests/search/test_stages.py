@@ -93,10 +93,10 @@ def test_every_layer_is_dealt_once_and_the_string_says_the_same(name, pp, vpp):
     depth = 1 if model.mtp else 0
     split = balanced_split(model, JOB, pp, vpp, depth)
     if split is None:
-        assert model.num_layers < pp * vpp - 1
+        assert model.num_layers < pp * vpp - 2
         return
     assert sum(split.layers) == model.num_layers
-    assert min(split.layers[:-1]) >= 1
+    assert min(split.layers[1:-1], default=1) >= 1
     again = parse_layout_string(layout_string(split, depth), pp, model.num_layers, depth)
     assert (again.layers, again.vpp, again.mtp_chunk) == (split.layers, vpp, split.mtp_chunk)
 
@@ -137,7 +137,7 @@ def test_prediction_module_may_leave_the_loss_alone_on_the_last_stage():
     assert heaviest(split, load_model("deepseek-v3"), 1) <= heaviest(with_loss, load_model("deepseek-v3"), 1)
 
 
-@pytest.mark.parametrize(("layers", "pp", "vpp"), [(3, 8, 1), (30, 16, 4), (1, 4, 1)])
+@pytest.mark.parametrize(("layers", "pp", "vpp"), [(3, 8, 1), (30, 16, 4), (1, 4, 1), (61, 16, 4)])
 def test_too_few_layers_have_no_split(layers, pp, vpp):
     assert balanced_split(model_of((0,) * layers), JOB, pp, vpp, 0) is None
 
