@@ -172,8 +172,10 @@ def _a2a_heads(case: Case) -> Array:
 
 def _two_levels(case: Case) -> Array:
     """a2a+p2p needs a product of two sizes above 1."""
-    composite = np.array([len(divisors(n)) > 2 for n in range(int(case.columns.cp.max(initial=1)) + 1)])
-    mask: Array = _is(case, CpComm.a2a_p2p) & ~composite[case.columns.cp]
+    cp = case.columns.cp
+    sizes, which = np.unique(cp, return_inverse=True)
+    composite = np.array([len(divisors(int(size))) > 2 for size in sizes])
+    mask: Array = _is(case, CpComm.a2a_p2p) & ~composite[which].reshape(cp.shape)
     return mask
 
 
