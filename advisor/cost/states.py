@@ -43,16 +43,19 @@ def stored_weight_bytes(workload: Workload, cluster: Cluster) -> tuple[float, fl
     """Bytes per vocabulary (and norm) parameter, and per linear weight with its cached quantised copies.
 
     Tensor-scaled fp8 needs a transposed copy on Hopper, whose tensor cores read one orientation only; block-scaled
-    formats keep both orientations on every GPU.
+    formats keep both orientations on every GPU. A forward pass alone needs one.
     """
     precision = workload.precision
     plain = float(precision.param_bytes)
-    if not precision.quantised or workload.mode == "weights":
+    if not precision.quantised:
         return plain, plain
     copies = float(precision.weight_cache_bytes)
-    if precision.name in ("fp8-delayed", "fp8-current") and float(cluster.gpu.compute_capability) >= 10:
+    one_way = precision.name in ("fp8-delayed", "fp8-current") and float(cluster.gpu.compute_capability) >= 10
+    if one_way or workload.mode != "train":
         copies /= 2
-    return plain, copies if workload.fp8_params else plain + copies
+    if workload.fp8_params:
+        return plain, copies
+    return plain, plain if workload.mode == "weights" else plain + copies
 
 
 def main_param_bytes(workload: Workload, columns: Columns) -> Array:

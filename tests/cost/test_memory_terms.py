@@ -111,6 +111,15 @@ def test_quantised_weights_are_kept_beside_bf16_unless_they_are_the_parameters()
     linear = 8_030_261_248 - 2 * 128256 * 4096
     assert sizes["dgx-h100", False] - sizes["dgx-h100", True] == pytest.approx(2 * linear, rel=1e-6)
     assert sizes["dgx-h100", False] - sizes["dgx-b200", False] == pytest.approx(linear, rel=1e-6)
+    for mode, stored, each in (
+        ("inference", True, 1),
+        ("inference", False, 3),
+        ("weights", True, 1),
+        ("weights", False, 2),
+    ):
+        workload = Workload(precision=PRECISIONS["fp8-current"], fp8_params=stored, mode=mode)
+        detail = memory(model, make_cluster(H100, 8), workload, columns).detail(0)
+        assert detail.terms["weights"].value == pytest.approx(each * linear + 2 * 2 * 128256 * 4096, rel=1e-4)
 
 
 def test_placeholders_exist_once_per_shape():
