@@ -148,11 +148,14 @@ class Verdicts:
 
     def count(self, weight: Array | int = 1) -> dict[str, int]:
         """Entries per rule, each under the first rule it breaks, counted `weight` times (int64, broadcasts)."""
-        left = np.broadcast_to(np.asarray(weight, dtype=np.int64), self.shape).copy()
+        weights = np.asarray(weight, dtype=np.int64)
+        left = np.ones(self.shape, dtype=np.bool_)
         found = {}
         for rule, mask in self.masks.items():
-            found[rule] = int(np.where(mask, left, 0).sum())
-            left *= ~mask
+            first = left & mask
+            once = weights.ndim == 0
+            found[rule] = np.count_nonzero(first) * int(weights) if once else int(np.where(first, weights, 0).sum())
+            left &= ~mask
         return {rule: count for rule, count in found.items() if count}
 
     @cached_property
