@@ -188,8 +188,8 @@ def _estimate(sizes: MemoryColumns, index: int) -> MemoryEstimate:
     """Terms of one entry, read out of the arrays that its peak was added up from."""
     columns, value = sizes.columns, _Entry(index, sizes.columns.shape)
     facts = memory_facts()
-    graph = facts["full_graph_share"].value * float(value(columns.cuda_graph) == CudaGraph.full_iteration)
     share = facts["fragmentation_share"].value
+    graph = value(_dynamic_share(columns)) - share
     beside = {
         "context": facts["context_bytes"].value,
         "nccl": value(nccl_bytes(sizes.model, sizes.workload, columns)),

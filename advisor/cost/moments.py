@@ -99,7 +99,8 @@ def training_stage(model: Model, cluster: Cluster, workload: Workload, columns: 
 def _logits(model: Model, workload: Workload, columns: Columns, stage: Stage, at: Local) -> Array:
     """Last stage around the loss: final norm, output layer and cross entropy, prediction modules' saved softmax too.
 
-    Either the cross entropy is the peak, or the output layer's backward with the weight-gradient placeholder.
+    Either the cross entropy is the peak, or the output layer's backward with the weight-gradient placeholder. The loss
+    of prediction modules is computed here wherever they stand (core 0.16.1, models/gpt/gpt_model.py, _postprocess).
     """
     vocab = padded_vocab(model, workload, columns)
     hidden = at.element * model.hidden
@@ -109,7 +110,7 @@ def _logits(model: Model, workload: Workload, columns: Columns, stage: Stage, at
     cross_entropy = LOSS_BYTES * logits
     output_backward = at.element * (logits + vocab / at.tp * model.hidden) + hidden * at.tokens
     around = 2 * hidden * at.owned + np.where(at.sp, hidden * at.tokens, 0.0)
-    modules = stage.modules * SOFTMAX_BYTES * logits
+    modules = workload.mtp_depth * SOFTMAX_BYTES * logits
     return stage.loss * (np.maximum(cross_entropy, output_backward) + around + modules)
 
 
