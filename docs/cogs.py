@@ -28,3 +28,25 @@ def shell(command: str, keep: tuple[str, ...] = ()) -> None:
         blocks = text.split("\n\n")
         text = "\n\n".join(block for block in blocks if block.startswith(keep))
     cog.outl(f"\n```console\n$ {command}\n{text}\n```\n")
+
+
+def accuracy() -> None:
+    """Put the errors of predicted step times over the published runs into the page, and the order inside sweeps."""
+    from advisor.fit.runs import published_runs
+    from advisor.fit.validate import predict, summary, sweeps
+
+    runs, skipped = published_runs()
+    rows = [predict(run) for run in runs]
+    cog.outl(f"\n{sum(row.run.scored for row in rows)} of {len(runs) + len(skipped)} published runs are scored.\n")
+    cog.outl("| runs | n | median error % | 90th percentile % | bias % | inside the 80 % interval % |")
+    cog.outl("| --- | --: | --: | --: | --: | --: |")
+    for group, found in summary(rows).items():
+        cog.outl(
+            f"| {group} | {found.n} | {found.median_abs_error_pct:.1f} | {found.p90_abs_error_pct:.1f}"
+            f" | {found.bias_pct:+.1f} | {found.interval_coverage_pct:.0f} |"
+        )
+    cog.outl("\n| sweep | n | Kendall tau | best of our first three above the sweep's best % |")
+    cog.outl("| --- | --: | --: | --: |")
+    for one in sweeps(rows):
+        cog.outl(f"| {one.key} | {one.n} | {one.kendall_tau:.2f} | {one.top3_regret_pct:.1f} |")
+    cog.outl()
