@@ -185,8 +185,11 @@ def _with_splits(
     _, first, index = np.unique(code, return_index=True, return_inverse=True)
     depth = workload.mtp_depth
     for at in first:
-        split = balanced_split(model, workload, int(rows["pp"][at]), int(rows["vpp"][at]), depth)
-        found.append(split if split is not None else PipelineSplit(1, 1, (model.num_layers,)))
+        pp, vpp = int(rows["pp"][at]), int(rows["vpp"][at])
+        split = balanced_split(model, workload, pp, vpp, depth)
+        if split is None:
+            raise ValueError(f"rule layers-fill-stages let pp {pp} x vpp {vpp} pass for {model.num_layers} layers")
+        found.append(split)
     columns = {name: rows[name] for name in LAYOUT_COLUMNS if name != "split"}
     return {**columns, "split": index.astype(np.int64)}, tuple(found)
 

@@ -43,6 +43,7 @@ __all__ = [
 LONGEST_LEAD = 6
 CLOSE = 1.005
 MOST_PAIRS = 2**14
+MOST_RUNS = 512
 SAME = 1 + 1e-9
 
 
@@ -167,7 +168,8 @@ def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 
 def _deal_units(weights: StageWeights, pp: int, vpp: int, home: int, close: float) -> tuple[int, ...] | None:
-    found = [_fill(weights, pp, vpp, home, dealt) for dealt in _compositions(_lead(weights.layers), pp * vpp)]
+    parts = home + 1
+    found = [_fill(weights, pp, vpp, home, dealt) for dealt in _compositions(_lead(weights.layers), parts)]
     filled = [one for one in found if one is not None]
     if not filled:
         return None
@@ -264,7 +266,7 @@ def _descend(bounds: Array, prefix: Array, extra: Array, pp: int, closed: bool) 
     moves = [
         (first, first + length, step)
         for first in range(1, inner + 1)
-        for length in range(1, min(pp, inner - first + 1) + 1)
+        for length in range(1, min(pp, max(2, MOST_RUNS // chunks), inner - first + 1) + 1)
         for step in (-1, 1)
     ]
     shift = np.zeros((len(moves) + 1, chunks + 1), dtype=np.int64)

@@ -137,6 +137,18 @@ def test_prediction_module_may_leave_the_loss_alone_on_the_last_stage():
     assert heaviest(split, load_model("deepseek-v3"), 1) <= heaviest(with_loss, load_model("deepseek-v3"), 1)
 
 
+@pytest.mark.parametrize("name", ["deepseek-v3", "ling-1t", "qwen3-next-80b-a3b", "nemotron-3-super-120b-a12b"])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_every_pipeline_that_layers_can_fill_has_a_split(name, depth):
+    """Also where the dense lead is longer than the few chunks that may hold layers (pp 3, modules before the loss)."""
+    model = load_model(name)
+    for pp, vpp in ((2, 1), (3, 1), (3, 2), (4, 1), (5, 3), (6, 2)):
+        split = balanced_split(model, JOB, pp, vpp, depth)
+        assert sum(split.layers) == model.num_layers
+        if depth:
+            assert sum(split.layers[split.mtp_chunk + 1 :]) == 0
+
+
 @pytest.mark.parametrize(("layers", "pp", "vpp"), [(3, 8, 1), (30, 16, 4), (1, 4, 1), (61, 16, 4)])
 def test_too_few_layers_have_no_split(layers, pp, vpp):
     assert balanced_split(model_of((0,) * layers), JOB, pp, vpp, 0) is None
