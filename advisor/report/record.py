@@ -183,7 +183,7 @@ def _dial(dial: Dial) -> dict[str, Any]:
         "verdict": dial.verdict,
         "gain": number(dial.gain),
         "freed_gib": in_gib(dial.freed_bytes),
-        "candidate": candidate_record(dial.candidate),
+        "allow": dial.allow or None,
     }
 
 

@@ -15,7 +15,7 @@ from advisor.cost.profile import load_profile
 from advisor.cost.step import step
 from advisor.rules import legality
 from advisor.search.candidates import make_candidates
-from advisor.search.dials import knob_words
+from advisor.search.dials import ALLOWANCES, knob_words
 from advisor.search.request import Request
 from advisor.search.single import Choice, Verdict, judge, make_layout
 from advisor.search.solve import Found, layout_of, search
@@ -244,6 +244,11 @@ def _knob_options(request: Request, layout: Layout, knobs: Knobs) -> Iterator[tu
             yield name, dataclasses.replace(knobs, **{name: value})
 
 
+def allowance(name: str, value: str) -> str:
+    """The name in `ALLOWANCES` of a knob at a value that changes the mathematics, "" for others."""
+    return next((one.name for one in ALLOWANCES.values() if (one.knob, one.value) == (name, value)), "")
+
+
 def dials(request: Request, choice: Choice) -> tuple[Dial, ...]:
     """Every single change of the layout or of a knob, what fits first, then by the tokens/s it brings."""
     pairs: list[tuple[str, Layout, Knobs]] = [("", choice.layout, choice.knobs)]
@@ -267,7 +272,7 @@ def dials(request: Request, choice: Choice) -> tuple[Dial, ...]:
                 verdict=one.verdict,
                 gain=own.step_s / one.step_s - 1 if comparable else None,
                 freed_bytes=own.device_bytes - one.device_bytes if comparable else None,
-                candidate=None,
+                allow=allowance(name, after),
             )
         )
     rank = {"fits": 0, "oom": 1, "illegal": 2}

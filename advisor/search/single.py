@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from advisor.errors import InputError
+from advisor.rules import document_lines, findings
 from advisor.search.candidates import make_candidates
 from advisor.search.dials import knob_fields
 from advisor.search.options import EstimateOptions
@@ -151,12 +152,13 @@ def _knobs(found: Mapping[str, Setting], request: Request, job: MegatronJob | No
 
 def judge(request: Request, choice: Choice) -> tuple[Verdict, Candidate | None, tuple[Finding, ...]]:
     """The verdict on one layout, the candidate unless it is illegal, and every finding about it."""
-    from advisor.rules import findings
-
     found = findings(request.model, request.cluster, request.workload, choice.layout, choice.knobs)
     found = (*found, *choice.remarks)
     if any(finding.severity == "stop" for finding in found):
         return "illegal", None, found
-    (candidate,) = make_candidates(request, [(choice.layout, choice.knobs)], [found])
+    (candidate,) = make_candidates(request, [(choice.layout, choice.knobs)])
+    weights = candidate.memory.terms["weights"].value
+    found = (*found, *document_lines(request.workload.mode, weights))
+    candidate = dataclasses.replace(candidate, findings=found)
     fits = candidate.memory.peak_device_bytes <= candidate.memory.budget_bytes
-    return ("fits" if fits else "oom"), candidate, candidate.findings
+    return ("fits" if fits else "oom"), candidate, found

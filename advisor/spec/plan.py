@@ -117,7 +117,10 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """One change of one setting: `gain` is the relative change of tokens/s/GPU (None when it is not comparable)."""
+    """One change of one setting: `gain` is the relative change of tokens/s/GPU (None when it is not comparable).
+
+    `allow` names the allowance that a search needs to take it, for a change of the mathematics.
+    """
 
     name: str
     before: str
@@ -125,7 +128,7 @@ class Dial:
     verdict: Literal["fits", "oom", "illegal"]
     gain: float | None
     freed_bytes: float | None
-    candidate: Candidate | None
+    allow: str = ""
 
 
 @dataclass(frozen=True, slots=True)
