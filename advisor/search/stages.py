@@ -42,7 +42,7 @@ __all__ = [
 
 LONGEST_LEAD = 6
 CLOSE = 1.005
-MOST_PAIRS = 2**14
+MOST_PAIRS = 2**12
 MOST_RUNS = 512
 SAME = 1 + 1e-9
 
