@@ -154,7 +154,9 @@ class Verdicts:
         for rule, mask in self.masks.items():
             first = left & mask
             once = weights.ndim == 0
-            found[rule] = np.count_nonzero(first) * int(weights) if once else int(np.where(first, weights, 0).sum())
+            found[rule] = (
+                int(np.count_nonzero(first)) * int(weights) if once else int(np.where(first, weights, 0).sum())
+            )
             left &= ~mask
         return {rule: count for rule, count in found.items() if count}
 
