@@ -33,8 +33,8 @@ class Exchange:
 
     @property
     def hidden(self) -> Array:
-        """Seconds that run beside compute."""
-        out: Array = self.forward + self.backward - self.exposed
+        """Seconds that run beside compute; none where a coefficient shows more than the serial time."""
+        out: Array = np.maximum(self.forward + self.backward - self.exposed, 0.0)
         return out
 
     @property
