@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -54,6 +54,24 @@ def predict(run: Run) -> Row:
     profile = load_profile(run.cluster.gpu)
     detail = step(run.model, run.cluster, run.workload, columns, profile).detail(0)
     return Row(run, detail.step_s, detail.low_s, detail.high_s)
+
+
+def with_own_factor(rows: Sequence[Row], key: Callable[[Run], str]) -> list[Row]:
+    """Rows of one custom software stack, scaled by one factor taken from the rows of the other keys.
+
+    A stack that is not NVIDIA's runs slower by a factor of its own (no fused kernels, other schedules): the median of
+    measured / predicted over the sweeps or models that are not scored. Rows without others to learn from stay.
+    """
+    out = []
+    ratios = [(key(row.run), row.run.step_s / row.predicted_s) for row in rows if row.run.scored and row.run.step_s]
+    factors = {}
+    for one in {key(row.run) for row in rows}:
+        others = [ratio for other, ratio in ratios if other != one]
+        factors[one] = float(np.median(others)) if others else 1.0
+    for row in rows:
+        by = factors[key(row.run)]
+        out.append(replace(row, predicted_s=row.predicted_s * by, low_s=row.low_s * by, high_s=row.high_s * by))
+    return out
 
 
 def groups_of(run: Run) -> tuple[str, ...]:
