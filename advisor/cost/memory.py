@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
@@ -44,18 +45,37 @@ BREAKING = {
 """The term that a moment is named by when activations alone would have fitted."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class MemoryColumns:
-    """Peaks in bytes over the full table (knob axes first, rows last); `host_bytes` is host RAM per node."""
+    """Peaks in bytes over the full table (knob axes first, rows last), each added up when it is first asked for."""
 
-    allocated_bytes: Array
-    device_bytes: Array
-    host_bytes: Array
     model: Model
     cluster: Cluster
     workload: Workload
     columns: Columns
     parts: tuple[StageMemory, ...]
+
+    @cached_property
+    def allocated_bytes(self) -> Array:
+        """Most memory that the allocator of the fullest rank has handed out."""
+        peaks = [_sum(part.static) + _dynamic(part.moments) for part in self.parts]
+        return np.broadcast_to(_max(peaks), self.columns.shape)
+
+    @cached_property
+    def device_bytes(self) -> Array:
+        """Most memory in use on the fullest rank's GPU, with what lies outside of the allocator."""
+        beside = _beside(self.model, self.cluster, self.workload, self.columns)
+        factor = 1.0 + _dynamic_share(self.columns)
+        peaks = [
+            _dynamic(part.moments) * factor + (_sum(part.static) + (beside + part.graph_inputs)) for part in self.parts
+        ]
+        return np.broadcast_to(_max(peaks), self.columns.shape)
+
+    @cached_property
+    def host_bytes(self) -> Array:
+        """Host memory per node."""
+        sizes = [host_bytes(self.cluster, self.workload, self.columns, part.states) for part in self.parts]
+        return np.broadcast_to(_max([np.zeros(1), *sizes]), self.columns.shape)
 
     def breaking(self, budget_bytes: float) -> Iterator[tuple[str, Array]]:
         """What breaks a budget: term names with masks of the entries over it by then, in a fixed order.
@@ -91,31 +111,7 @@ def memory(
 
     With `rank` the peak of that pipeline rank alone (-1 = the last, which is the one that writes Megatron's logs).
     """
-    shape = columns.shape
-    parts = _stages(model, cluster, workload, columns, rank)
-    beside = _beside(model, cluster, workload, columns)
-    share = _dynamic_share(columns)
-    allocated: Array | None = None
-    device: Array | None = None
-    host: Array = np.zeros(1)
-    for part in parts:
-        static = _sum(part.static)
-        dynamic = _max([_sum(terms) for terms in part.moments.values()])
-        here = static + dynamic
-        outside = here + (dynamic * share + (beside + part.graph_inputs))
-        allocated = here if allocated is None else np.maximum(allocated, here)
-        device = outside if device is None else np.maximum(device, outside)
-        host = np.maximum(host, host_bytes(cluster, workload, columns, part.states))
-    return MemoryColumns(
-        allocated_bytes=np.broadcast_to(np.asarray(allocated), shape),
-        device_bytes=np.broadcast_to(np.asarray(device), shape),
-        host_bytes=np.broadcast_to(host, shape),
-        model=model,
-        cluster=cluster,
-        workload=workload,
-        columns=columns,
-        parts=tuple(parts),
-    )
+    return MemoryColumns(model, cluster, workload, columns, tuple(_stages(model, cluster, workload, columns, rank)))
 
 
 def _stages(
@@ -141,6 +137,20 @@ def _dynamic_share(columns: Columns) -> Array:
     facts = memory_facts()
     pool = np.where(columns.cuda_graph == CudaGraph.full_iteration, facts["full_graph_share"].value, 0.0)
     return facts["fragmentation_share"].value + pool
+
+
+def _dynamic(moments: Mapping[str, Mapping[str, Array]]) -> Array:
+    """The largest sum of terms of any moment; buffers that moments share are added to the largest of the rest.
+
+    Shared buffers vary along other knob axes than activations do, so most sums and maxima stay small this way.
+    """
+    groups: dict[tuple[int, ...], tuple[dict[str, Array], list[Array]]] = {}
+    for terms in moments.values():
+        shared = {name: terms[name] for name in ("p2p_buffers", "param_gather") if name in terms}
+        rest = {name: term for name, term in terms.items() if name not in shared}
+        _, sums = groups.setdefault(tuple(id(term) for term in shared.values()), (shared, []))
+        sums.append(_sum(rest))
+    return _max([_sum({**shared, "rest": _max(sums)}) for shared, sums in groups.values()])
 
 
 def _sum(terms: Mapping[str, Array]) -> Array:
