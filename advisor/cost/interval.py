@@ -27,7 +27,7 @@ def _quantiles() -> dict[str, Any]:
 
 def error_class(model: Model, profile: Profile) -> str:
     """Class of runs that erred alike: dense, experts or hybrid, on a GPU with fitted or only assumed rates."""
-    if any(layer.mixer is None or layer.mlp is None for layer in model.kinds):
+    if model.is_hybrid:
         family = "hybrid"
     else:
         family = "moe" if model.is_moe else "dense"
