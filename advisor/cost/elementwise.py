@@ -73,7 +73,7 @@ def _mixer_bytes(layer: Layer, workload: Workload, columns: Columns) -> Pass:
     mixer = layer.mixer
     local = BF16_BYTES * inside / columns.tp
     if isinstance(mixer, GroupedQueryAttention):
-        width = mixer.heads * mixer.head_dim + mixer.kv_heads * mixer.head_dim
+        width = float(mixer.heads * mixer.head_dim + mixer.kv_heads * mixer.head_dim)
         passes = 2.0 if mixer.qk_norm == "none" else 4.0
         return Pass(passes * width * local, 1.25 * passes * width * local)
     if isinstance(mixer, LatentAttention):
