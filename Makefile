@@ -14,7 +14,7 @@ PLAN_ENV := .venv-plan
 ENV := .venv
 BIN := $(ENV)/bin
 PIP := -m pip install -qq --disable-pip-version-check
-PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --disable-warnings
 NOT_USUAL := not slow and not gpu and not bench
 
 .DEFAULT_GOAL := help

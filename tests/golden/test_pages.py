@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,12 @@ def test_the_suggested_command_can_be_pasted(cli):
     ran = cli(*shlex.split(command)[1:], "--format", "json")
     assert ran.code in {0, 1}
     assert json.loads(ran.out)["candidate"]["layout"]["gbs"] > 0
+
+
+def test_a_model_from_megatron_arguments_is_in_no_suggested_command(cli):
+    script = Path(__file__).parent.parent / "spec" / "data" / "train_llama3.sh"
+    ran = cli("estimate", "--megatron-args", str(script), "--gpus", "8", "--usable-gib", "20")
+    assert (ran.code, ran.err) == (1, "")
 
 
 def test_formats_show_the_same_numbers(cli):

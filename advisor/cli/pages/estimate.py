@@ -82,6 +82,7 @@ def _moments(found: Candidate) -> Iterator[Block]:
 
 
 def _hints(estimate: Estimate) -> tuple[str, ...]:
-    if estimate.candidate is None or estimate.verdict == "fits" or "model" not in estimate.request.settings:
+    named = estimate.request.settings["model"].origin != "megatron arguments"
+    if estimate.candidate is None or estimate.verdict == "fits" or not named:
         return ()
     return (f"next: {command_lines.one_layout('why', estimate.request, estimate.candidate)}",)

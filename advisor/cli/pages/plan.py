@@ -59,7 +59,8 @@ def _blocks(plan: Plan, verbose: bool) -> Iterator[Block]:
         rows.append(("vendor", plan.baseline))
     yield candidate_table(f"best layouts by {request.objective}", rows, marked=0)
     if plan.baseline is not None:
-        yield Line(f"vendor: {plan.baseline_name}, the vendor's own recipe as a baseline", "dim")
+        batch = f"global batch {count(plan.baseline.layout.gbs)}"
+        yield Line(f"vendor: {plan.baseline_name}, the vendor's own recipe as a baseline, {batch}", "dim")
     yield memory_bars(best.memory, request.reserve_bytes, best.layout.pp)
     yield memory_line(best.memory)
     if verbose and best.step is not None:
