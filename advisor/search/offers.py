@@ -18,7 +18,7 @@ from advisor.spec.hardware import Gpu
 from advisor.spec.plan import Offer
 from advisor.spec.precision import PRECISIONS, Precision
 
-SHORT_LIST = 24
+SHORT_LIST = 16
 BATCH_GROWTH = 2
 
 
@@ -101,8 +101,10 @@ def _short_list(found: Found) -> tuple[Part, ...]:
     closest = misses.take(np.argsort(misses.device_bytes, kind="stable")[:SHORT_LIST])
     top = found.best.take(np.arange(min(SHORT_LIST, len(found.best))))
     chosen = rank.joined([top, closest])
-    rows = {number: np.unique(chosen.row[chosen.part == number]) for number in np.unique(chosen.part)}
-    return regroup([found.parts[number].take(index) for number, index in rows.items()])
+    rows: dict[int, set[int]] = {}
+    for number, row in zip(chosen.part.tolist(), chosen.row.tolist(), strict=True):
+        rows.setdefault(number, set()).add(row)
+    return regroup([found.parts[number].take(np.array(sorted(own))) for number, own in sorted(rows.items())])
 
 
 def offers(found: Found) -> tuple[Offer, ...]:

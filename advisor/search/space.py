@@ -119,7 +119,7 @@ def layouts(model: Model, cluster: Cluster, workload: Workload, gbs: int, fixed:
     ep, etp = _cross(_values("ep", fixed, experts), _values("etp", fixed, experts))
     mbs = _values("mbs", fixed, mbs_values(workload, gbs))
     tp, cp, pp = _cross(*(_values(name, fixed, sizes) for name in ("tp", "cp", "pp")))
-    vpp = {int(n): _values("vpp", fixed, list(vpp_values(model.num_layers, int(n)))) for n in np.unique(pp)}
+    vpp = {int(n): _values("vpp", fixed, list(vpp_values(model.num_layers, int(n)))) for n in sorted(set(pp.tolist()))}
     inner = np.array([len(vpp[int(n)]) for n in pp], dtype=np.int64) * len(mbs)
     searched = int(inner.sum()) * len(ep)
 
