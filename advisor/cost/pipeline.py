@@ -35,16 +35,15 @@ def steady_s(slowest_stage_s: Array, columns: Columns) -> Array:
     return out
 
 
-def p2p_exposed(columns: Columns) -> tuple[Array, Array]:
+def p2p_exposed(columns: Columns, share: float) -> tuple[Array, Array]:
     """How many stage-to-stage messages of one microbatch chunk show on a step's critical path, and how many hide.
 
     Each microbatch crosses a rank vpp times forward and as often backward. 1F1B sends and receives in one blocking
-    call; interleaving with overlapped p2p hides all but the (pp - 1) hops of filling and of draining.
+    call; interleaving with overlapped p2p shows `share` of them, and all of the (pp - 1) hops of filling and of
+    draining.
     """
-    piped = columns.pp > 1
-    messages = 2 * columns.num_microbatches * columns.vpp
-    hops = 2 * (columns.pp - 1)
+    messages = np.where(columns.pp > 1, 2.0 * columns.num_microbatches * columns.vpp, 0.0)
     hides = (columns.vpp > 1) & columns.overlap_p2p
-    exposed: Array = np.where(piped, np.where(hides, hops, messages + hops), 0)
-    hidden: Array = np.where(piped & hides, messages, 0)
+    exposed: Array = np.where(hides, share, 1.0) * messages + 2.0 * (columns.pp - 1)
+    hidden: Array = np.where(hides, 1.0 - share, 0.0) * messages
     return exposed, hidden

@@ -135,7 +135,7 @@ def _parts(job: Setting) -> _Parts:
     stages = representative_stages(job.model, job.columns, depth)
     everything = sum((count * total(kind) for count, kind in zip(job.model.count, kinds, strict=True)), start=ZERO)
     everything = everything + total(head) + depth * total(module)
-    messages, behind = p2p_exposed(job.columns)
+    messages, behind = p2p_exposed(job.columns, job.profile.value("pp_exposed_overlap"))
     message = p2p_s(job)
     once: Seconds = {
         "bubble": fill_and_drain_s(everything / job.columns.pp, job.columns, job.profile.value("bubble_factor")),
@@ -234,7 +234,7 @@ _MADE_BY: dict[str, tuple[str, ...]] = {
     "exposed_tp": ("tp_exposed",),
     "exposed_cp": ("cp_exposed",),
     "exposed_ep": ("ep_volume_factor",),
-    "exposed_pp": ("p2p_latency_s",),
+    "exposed_pp": ("p2p_latency_s", "pp_exposed_overlap"),
     "exposed_dp": ("dp_exposed",),
     "bubble": ("bubble_factor",),
     "optimizer": ("optimizer_bytes_per_param",),

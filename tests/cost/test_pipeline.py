@@ -107,10 +107,10 @@ def test_a_wrong_bubble_is_noticed() -> None:
 
 
 def test_messages_hide_only_behind_interleaving() -> None:
-    plain, _ = p2p_exposed(columns(4, 1, 8))
-    overlapped, hidden = p2p_exposed(columns(4, 2, 8))
-    blocking, behind = p2p_exposed(columns(4, 2, 8, overlap_p2p=False))
+    plain, _ = p2p_exposed(columns(4, 1, 8), 0.25)
+    overlapped, hidden = p2p_exposed(columns(4, 2, 8), 0.25)
+    blocking, behind = p2p_exposed(columns(4, 2, 8, overlap_p2p=False), 0.25)
     assert plain[0] == 2 * 8 + 2 * 3
-    assert (overlapped[0], hidden[0]) == (2 * 3, 2 * 8 * 2)
-    assert (blocking[0], behind[0]) == (2 * 8 * 2 + 2 * 3, 0)
-    assert p2p_exposed(columns(1, 1, 8))[0][0] == 0
+    assert (overlapped[0], hidden[0]) == (0.25 * 32 + 2 * 3, 0.75 * 32)
+    assert (blocking[0], behind[0]) == (32 + 2 * 3, 0)
+    assert p2p_exposed(columns(1, 1, 8), 0.25)[0][0] == 0
