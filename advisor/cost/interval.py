@@ -27,10 +27,7 @@ def _quantiles() -> dict[str, Any]:
 
 def error_class(model: Model, profile: Profile) -> str:
     """Class of runs that erred alike: dense, experts or hybrid, on a GPU with fitted or only assumed rates."""
-    if model.is_hybrid:
-        family = "hybrid"
-    else:
-        family = "moe" if model.is_moe else "dense"
+    family = "hybrid" if model.is_hybrid else "moe" if model.is_moe else "dense"
     fitted = profile.gemm["bf16"].kind == "fitted"
     return f"{family}-{'fitted' if fitted else 'assumed'}"
 
