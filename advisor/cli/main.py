@@ -13,12 +13,12 @@ import click
 from advisor.cli import render
 from advisor.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, AdvisorError
 
-VERBS = ("plan", "estimate", "why", "models", "systems")
+VERBS = ("plan", "estimate", "why", "diagnose", "models", "systems")
 
 EPILOG = """\b
 Exit codes:
   0    done, and the answer is positive
-  1    the answer is negative: nothing fits, out of memory, illegal
+  1    the answer is negative: nothing fits, out of memory, illegal, a cause of failure found
   2    usage or bad input
   3    something the command needs is missing on this host
   70   a fault of advisor itself
