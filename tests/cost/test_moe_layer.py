@@ -1,8 +1,8 @@
 """Whole MoE layers measured on 8 H100 against the step formulae of one layer.
 
 Source: NVIDIA/Megatron-LM:tests/functional_tests/test_cases/common/moe_perf/baseline.json@d98e8a64, condensed in
-data/moe_layer_h100.csv: forward plus backward of one MoE layer, no attention, forced balance. The layers are timed alone,
-so the profile is taken without the derate of a training step (`advisor.cost.alone`).
+data/moe_layer_h100.csv: forward plus backward of one MoE layer, no attention, forced balance. The layers are timed
+alone, so the profile is taken without the derate of a training step (`advisor.cost.alone`).
 """
 
 from __future__ import annotations
