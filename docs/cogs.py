@@ -6,10 +6,12 @@ import contextlib
 import io
 import os
 import shlex
+from collections.abc import Iterator
 
+import click
 import cog
 
-from advisor.cli.main import run
+from advisor.cli.main import cli, run
 
 BLANK = ("ADVISOR_", "NO_COLOR", "FORCE_COLOR")
 
@@ -28,6 +30,23 @@ def shell(command: str, keep: tuple[str, ...] = ()) -> None:
         blocks = text.split("\n\n")
         text = "\n\n".join(block for block in blocks if block.startswith(keep))
     cog.outl(f"\n```console\n$ {command}\n{text}\n```\n")
+
+
+def every_help() -> None:
+    """Put the help pages of the command, its verbs and their verbs into the page."""
+    for words in [(), *_verbs(cli, ())]:
+        command = " ".join(("advisor", *words))
+        cog.outl(f"## {command}")
+        shell(f"{command} --help")
+
+
+def _verbs(group: click.Group, before: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        yield (*before, name)
+        if isinstance(command, click.Group):
+            yield from _verbs(command, (*before, name))
 
 
 def accuracy() -> None:
