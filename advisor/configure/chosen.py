@@ -1,0 +1,129 @@
+"""Reads a plan or an estimate back from its JSON file: the layout somebody chose, priced again by this version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from advisor.errors import InputError
+from advisor.search.candidates import make_candidates
+from advisor.search.dials import knob_fields
+from advisor.search.request import Request, resolve
+from advisor.search.single import make_layout
+from advisor.search.sources import Setting
+from advisor.search.values import whole
+from advisor.spec.hardware import Cluster
+from advisor.spec.layout import Knobs, Layout
+from advisor.spec.model import Model
+from advisor.spec.plan import Candidate, StepEstimate
+from advisor.spec.workload import Workload
+
+MAKE_ONE = "advisor plan --model ... --gpus ... --out plan.json writes one"
+MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One candidate of a plan with the request it answers; `source` is the file, `rank` its place in the plan."""
+
+    request: Request
+    candidate: Candidate
+    source: str
+    rank: int
+
+    @property
+    def model(self) -> Model:
+        """The model trained."""
+        return self.request.model
+
+    @property
+    def cluster(self) -> Cluster:
+        """The GPUs it runs on."""
+        return self.request.cluster
+
+    @property
+    def workload(self) -> Workload:
+        """What is trained, for every layout alike."""
+        return self.request.workload
+
+    @property
+    def layout(self) -> Layout:
+        """The layout chosen."""
+        return self.candidate.layout
+
+    @property
+    def knobs(self) -> Knobs:
+        """The knobs chosen."""
+        return self.candidate.knobs
+
+    @property
+    def step(self) -> StepEstimate:
+        """Predicted seconds of one step; InputError for a plan that trains nothing."""
+        if self.candidate.step is None:
+            raise InputError(f"{self.source} is not a plan of training", "leave out --mode")
+        return self.candidate.step
+
+
+def read_plan(path: str | Path, rank: int = 1) -> Chosen:
+    """Candidate `rank` (1 = best) of a plan, or the layout of an estimate, from the JSON file `path`.
+
+    Memory and step are computed again from the layout, so an old file is judged by the coefficients of today. Raises
+    InputError for a file that is no plan, that has no such candidate, or whose settings this version does not know.
+    """
+    record = _read(Path(path))
+    entry = _entry(record, rank, str(path))
+    try:
+        request = resolve(_settings(record["request"]))
+        words = dict(entry["layout"])
+        words["split"] = None
+        if words.get("pp") == 1:
+            words["pipeline_layout"] = None
+        layout = make_layout(
+            request.model, request.workload, request.cluster.gpus, whole("gbs", words["gbs"]), _without_none(words)
+        )
+        knobs = Knobs(**knob_fields({**entry["knobs"]}))
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise InputError(f"{path} is no plan of this version: {problem!r}", MAKE_ONE) from problem
+    (candidate,) = make_candidates(request, [(layout, knobs)], ranks=[rank])
+    return Chosen(request, candidate, str(path), rank)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"{path} has {path.stat().st_size} bytes, more than any plan")
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise InputError(f"cannot read {path}: {problem.strerror}", MAKE_ONE) from problem
+    except (ValueError, RecursionError) as problem:
+        raise InputError(f"{path} is not JSON: {problem}", MAKE_ONE) from problem
+    if not isinstance(record, Mapping) or not isinstance(record.get("request"), Mapping):
+        raise InputError(f"{path} is JSON, but neither a plan nor an estimate", MAKE_ONE)
+    return record
+
+
+def _entry(record: Mapping[str, Any], rank: int, path: str) -> Mapping[str, Any]:
+    found = record.get("candidates", [record.get("candidate")])
+    entries = [one for one in found if isinstance(one, Mapping)] if isinstance(found, Sequence) else []
+    if not entries:
+        raise InputError(f"{path} holds no layout: nothing fits, or it is illegal", "plan for more GPUs")
+    if not 1 <= rank <= len(entries):
+        raise InputError(f"{path} holds {len(entries)} layouts, there is no rank {rank}", "plan with --top more")
+    return entries[rank - 1]
+
+
+def _settings(request: Mapping[str, Any]) -> dict[str, Setting]:
+    """Settings of a request record with their origins; what says nothing (null) is left to the default."""
+    origins, notes = dict(request.get("origins", {})), dict(request.get("notes", {}))
+    return {
+        name: Setting(value, str(origins.get(name, "plan")), str(notes.get(name, "")))
+        for name, value in request.items()
+        if name not in {"origins", "notes", "top"} and value is not None
+    }
+
+
+def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
