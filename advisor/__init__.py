@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["estimate", "plan", "why"]
+__all__ = ["estimate", "plan", "scale", "why"]
 
 if TYPE_CHECKING:
-    from advisor.api import estimate, plan, why
+    from advisor.api import estimate, plan, scale, why
 
 
 def __getattr__(name: str) -> Any:

@@ -179,6 +179,25 @@ def test_the_fewest_gpus_that_reach_a_rate():
         advisor.plan("llama3-8b", 8, target_tokens_per_s=1e6)
 
 
+def test_pinned_sizes_ask_for_gpus():
+    found = advisor.plan("qwen3-30b-a3b", "auto", fix="ep=32,tp=2,pp=2,cp=1,etp=1")
+    assert found.request.cluster.gpus == 64
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fix": "tp=1,pp=1,ep=1,fsdp=none,optimizer_offload=0,recompute=none,cp=1", "model": "llama3-70b"},
+        {"fix": "tp=1,pp=1,cp=1,mbs=1", "model": "llama3-8b", "gbs": 64, "target_tokens_per_s": 1e9},
+        {"fix": "tp=3", "model": "llama3-8b"},
+    ],
+)
+def test_giving_up_is_an_empty_answer(options):
+    found = advisor.plan(gpus="auto", **options)
+    assert found.candidates == ()
+    assert "no number of GPUs" in found.request.settings["gpus"].note
+
+
 @pytest.mark.parametrize("rule", ["fixed", "scaled"])
 def test_a_scaling_curve(rule):
     curve = api.scale("llama3-8b", [32, 8, 16], rule, fix="cp=1", gbs=64)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from advisor.cost.params import total_params
 from advisor.errors import InputError
@@ -20,7 +23,7 @@ from advisor.spec.hardware import System
 from advisor.spec.plan import Candidate, Offer
 
 FEWEST_PARAM_BYTES = 2.0
-MOST_GPUS = 1 << 17
+MOST_GPUS = 1 << 14
 STEPS_PER_DOUBLING = 8
 
 
@@ -72,28 +75,43 @@ def _counts(system: System, fewest: int) -> Iterator[int]:
 def _fewest(settings: Mapping[str, Setting]) -> Found:
     """The search at the smallest count that has a layout within the budget and, if asked, reaches the target rate.
 
-    A count is skipped when weights, gradients and moments alone (2 bytes per parameter and GPU at the very least)
-    cannot fit, or when the rate per GPU seen so far would have to grow by half to reach the target.
+    A count is skipped when weights alone (2 bytes per parameter, spread over all GPUs) cannot fit, or when the rate per
+    GPU seen so far would have to grow by half to reach the target. The search gives up, with an empty answer, when four
+    times the GPUs brought nothing, neither a smaller need nor a higher rate.
     """
     node = resolve({**settings, "gpus": Setting(_one_node(settings), "auto")})
     target = node.target_tokens_per_s
     floor = math.ceil(total_params(node.model) * FEWEST_PARAM_BYTES / node.budget_bytes)
-    last: Found | None = None
+    tried: list[tuple[int, Found]] = []
     for count in _counts(node.cluster.system, floor):
-        request = resolve({**settings, "gpus": Setting(count, "auto", "the fewest that fit")})
-        if (
-            target is not None
-            and last is not None
-            and len(last.best)
-            and _rate(last) / last.request.cluster.gpus * 1.5 * count < target
-        ):
+        if target is not None and tried and 0 < _rate(tried[-1][1]) / tried[-1][0] * 1.5 * count < target:
             continue
-        last = search_allowed(request)
-        if len(last.best) and (target is None or _rate(last) >= target):
-            return last
-    if last is None:
+        note = "the fewest that fit" if target is None else "the fewest that reach the target"
+        found = search_allowed(resolve({**settings, "gpus": Setting(count, "auto", note)}))
+        if len(found.best) and (target is None or _rate(found) >= target):
+            return found
+        tried.append((count, found))
+        if any(count >= 4 * before and not _progress(old, found) for before, old in tried):
+            break
+    if not tried:
         raise InputError(f"{node.model.name} does not fit {MOST_GPUS} GPUs of {node.cluster.system.name}")
-    return last
+    last = tried[-1][1]
+    given_up = Setting(tried[-1][0], "auto", "no number of GPUs is enough; this is the last one tried")
+    request = last.request.with_setting("gpus", given_up)
+    none = np.zeros(0, dtype=np.int64)
+    return dataclasses.replace(last, request=request, best=last.best.take(none), front=last.front.take(none))
+
+
+def _progress(before: Found, after: Found) -> bool:
+    """Whether more GPUs gave a higher rate, or brought a layout nearer to fitting, by 2 % at least.
+
+    While no layout is legal (pinned sizes want more GPUs) there is nothing to compare, and the search goes on.
+    """
+    if len(after.best) and len(before.best):
+        return _rate(after) > 1.02 * _rate(before)
+    if len(after.best) or not len(before.nearest_miss) or not len(after.nearest_miss):
+        return True
+    return bool(after.nearest_miss.device_bytes.min() < 0.98 * before.nearest_miss.device_bytes.min())
 
 
 def _one_node(settings: Mapping[str, Setting]) -> int:
