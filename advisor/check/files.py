@@ -1,0 +1,81 @@
+"""A file as a `Reading`: bounded, text only, its kind taken from its content."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from advisor.check.readers.mapping import load_mapping, read_mapping
+from advisor.check.readers.python import read_python
+from advisor.check.readers.script import read_script_text
+from advisor.check.reading import Reading
+from advisor.errors import InputError
+
+LARGEST_BYTES = 2 << 20
+_PYTHON = re.compile(r"^\s*(from\s+[\w.]+\s+import\s|import\s+\w|def\s+\w+\(|class\s+\w+|@\w+|\w+(\.\w+)+\s+=\s)", re.MULTILINE)
+_SHELL = re.compile(r"^#!.*\b(?:ba|z|k|da)?sh\b|^#SBATCH\b|^\s*(?:export|srun|torchrun|ft_launcher)\s", re.MULTILINE)
+_FLAGS = re.compile(r"(?:^|\s)(?:--?[a-zA-Z][\w-]*|\+{0,2}[a-z_]+\.[\w.]+=\S*)(?:\s|=|$)")
+_YAML_KEY = re.compile(r"^[\w\"'-]+\s*:(\s|$)", re.MULTILINE)
+
+
+def read_file(path: str | Path) -> Reading:
+    """What the file says. InputError for a directory, a huge, binary or unreadable file, and one without settings."""
+    name = str(path)
+    text = _text(name)
+    reading = _read(name, text)
+    if reading.empty:
+        raise InputError(
+            f"{name!r} holds no setting of Megatron-Bridge or Megatron-LM",
+            hint="give a Bridge file or overrides, Megatron-LM flags, a launch script, or layout flags",
+        )
+    return reading
+
+
+def _text(name: str) -> str:
+    try:
+        file = Path(name)
+        if file.is_dir():
+            raise InputError(f"{name!r} is a directory, not a configuration file")
+        with file.open("rb") as stream:
+            content = stream.read(LARGEST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > LARGEST_BYTES:
+        raise InputError(
+            f"{name!r} is larger than {LARGEST_BYTES >> 20} MiB: not a configuration",
+            hint="a job log is read by advisor diagnose",
+        )
+    if b"\0" in content:
+        raise InputError(f"{name!r} is not a text file (NUL bytes)")
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError:
+        raise InputError(f"{name!r} is not a text file (bytes that are not UTF-8)") from None
+
+
+def _read(name: str, text: str) -> Reading:
+    suffix = Path(name).suffix.lower()
+    if suffix == ".py" or (suffix not in (".sh", ".sbatch", ".yaml", ".yml", ".json") and _is_python(text)):
+        return read_python(name, text)
+    shell = _SHELL.search(text) is not None
+    if suffix in (".yaml", ".yml", ".json") or text.lstrip().startswith("{") or (
+        not shell and not _FLAGS.search(text) and _YAML_KEY.search(text)
+    ):  # fmt: skip
+        mapping = load_mapping(name, text)
+        if mapping is not None:
+            return read_mapping(name, text, mapping)
+        if suffix in (".yaml", ".yml", ".json"):
+            raise InputError(f"{name!r} holds no mapping of keys to values")
+    return read_script_text(name, text)
+
+
+def _is_python(text: str) -> bool:
+    """Whether text without a telling suffix is Python: it looks so, and parses or at least imports something."""
+    if _SHELL.search(text) or not _PYTHON.search(text):
+        return False
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return re.search(r"^(from\s+[\w.]+\s+import|import)\s", text, re.MULTILINE) is not None
+    return True

@@ -1,0 +1,31 @@
+"""All rules over configurations in the order of stages, and how they are asked."""
+
+from __future__ import annotations
+
+from advisor.rules.lint.columns import column_rules
+from advisor.rules.lint.experts import EXPERTS
+from advisor.rules.lint.form import ConfigRule, Hit, fill
+from advisor.rules.lint.frame import FRAME
+from advisor.rules.lint.grid import GRID
+from advisor.rules.lint.launch import LAUNCH
+from advisor.rules.lint.overlap import OVERLAP_RULES
+from advisor.rules.lint.resilience import RESILIENCE
+from advisor.rules.lint.setup import Setup
+from advisor.rules.lint.transformer import TRANSFORMER
+
+STAGES = ("read", "arguments", "grid", "transformer", "overlap", "environment", "launch", "checkpoint", "resiliency")
+"""Stages of a check: what was read, then from the arguments to what happens while the job runs."""
+
+_EVERY = (*column_rules(), *GRID, *TRANSFORMER, *EXPERTS, *FRAME, *OVERLAP_RULES, *LAUNCH, *RESILIENCE)
+CONFIG_RULES: tuple[ConfigRule, ...] = tuple(sorted(_EVERY, key=lambda one: STAGES.index(one.stage)))
+
+
+def ask(one: ConfigRule, setup: Setup) -> Hit | None:
+    """The complete finding of one rule, or None: message and fix with values, file and line of what it looked at."""
+    setup.asked.clear()
+    found = one.broken(setup) if one.applies(setup) else None
+    if not found:
+        return None
+    hit = found if isinstance(found, Hit) else Hit(found if isinstance(found, str) else "")
+    file, line = (hit.file, hit.line) if hit.line else setup.place(setup.asked)
+    return Hit(hit.message or fill(one.says, setup), fill(hit.fix or one.fix, setup), file, line)

@@ -1,0 +1,231 @@
+"""Arguments, the split of layers, batches and schedules: what is refused before a model is built."""
+
+from __future__ import annotations
+
+from advisor.errors import InputError
+from advisor.rules.lint.form import ARG, CFG, MPC, TC, Hit, rule
+from advisor.rules.lint.setup import Setup
+from advisor.spec.split import parse_layout_string
+
+LAYOUT = "ML:megatron/core/transformer/pipeline_parallel_layer_layout.py"
+REQUIRED = ("layers", "hidden_size", "num_attention_heads", "max_position_embeddings", "mbs")
+FORMS = (
+    "num_layers_per_virtual_pipeline_stage",
+    "num_virtual_stages_per_pipeline_rank",
+    "pipeline_model_parallel_layout",
+)
+
+
+def _missing(c: Setup) -> Hit | None:
+    if not c.fact("complete_script") or c.on("use_checkpoint_args") or c.get("hybrid_layer_pattern"):
+        return None
+    absent = [key for key in REQUIRED if c.get(key) is None and not (key == "layers" and c.get("encoder_num_layers"))]
+    if not absent or len(absent) > 2:
+        return None
+    names = ", ".join(key if key != "layers" else "num_layers" for key in absent)
+    return Hit(f"a launch script without {names.replace('mbs', 'micro_batch_size')}", f"state {names}")
+
+
+def _ends(c: Setup) -> list[int]:
+    first, last = c.number("num_layers_in_first_pipeline_stage"), c.number("num_layers_in_last_pipeline_stage")
+    return [int(n) for n in (first, last) if n is not None]
+
+
+def _even(c: Setup) -> str | None:
+    layers = c.number("layers")
+    if layers is None or _ends(c) or c.get("pipeline_model_parallel_layout") or c.get("hybrid_layer_pattern"):
+        return None
+    count = int(layers) + c.on("account_for_embedding_in_pipeline_split") + c.on("account_for_loss_in_pipeline_split")
+    if c.pp > 1 and count % c.pp:
+        return f"{count} layers (embedding and loss counted where asked for) do not divide by PP {c.pp}"
+    return None
+
+
+def _virtual(c: Setup) -> str | None:
+    layers, per = c.number("layers"), c.number("num_layers_per_virtual_pipeline_stage")
+    if layers is None or _even(c) or _ends(c) or c.get("pipeline_model_parallel_layout"):
+        return None
+    count = int(layers) + c.on("account_for_embedding_in_pipeline_split") + c.on("account_for_loss_in_pipeline_split")
+    stage = count // c.pp
+    if c.framework == "megatron-lm" and per is not None and (per < 1 or stage % int(per)):
+        return f"{stage} layers per stage do not divide by {per} layers per virtual stage"
+    if c.vpp > 1 and stage % c.vpp:
+        return f"{stage} layers per stage do not divide by VPP {c.vpp}"
+    return None
+
+
+def _uneven(c: Setup) -> str | None:
+    layers, ends = c.number("layers"), _ends(c)
+    if layers is None or not ends or c.get("pipeline_model_parallel_layout"):
+        return None
+    middle, stages = int(layers) - sum(ends), c.pp - len(ends)
+    if min(ends) <= 0:
+        return f"a first or last stage of {min(ends)} layers"
+    if any(count % c.vpp for count in ends):
+        return f"first and last stage of {ends} layers do not divide by VPP {c.vpp}"
+    if bool(middle) != bool(stages) or stages < 0 or middle < 0:
+        return f"{middle} layers are left for {stages} middle stages (PP {c.pp})"
+    if stages and middle % stages:
+        return f"{middle} middle layers do not divide by {stages} middle stages"
+    if stages and middle // stages % c.vpp:
+        return f"{middle // stages} layers per middle stage do not divide by VPP {c.vpp}"
+    return None
+
+
+def _layout(c: Setup) -> str | None:
+    text, layers = c.get("pipeline_model_parallel_layout"), c.number("layers")
+    if not isinstance(text, str) or layers is None or "$" in text:
+        return None
+    depth = c.number("mtp_num_layers") if c.known("mtp_num_layers") else None
+    try:
+        split = parse_layout_string(text, c.pp, int(layers), int(depth or 0) if c.known("mtp_num_layers") else None)
+    except InputError as error:
+        return error.message
+    if c.vpp > 1 and c.framework != "megatron-lm" and c.given("vpp") and c.vpp != split.vpp:
+        return f"VPP {c.vpp} conflicts with the layout of {split.vpp} virtual stages"
+    return None
+
+
+def _eval_batch(c: Setup) -> str | None:
+    gbs, mbs = c.number("validation.eval_global_batch_size"), c.number("validation.eval_micro_batch_size")
+    if (gbs is None and mbs is None) or c.dp is None:
+        return None
+    gbs, mbs = gbs if gbs is not None else c.number("gbs"), mbs if mbs is not None else c.number("mbs")
+    if gbs is None or mbs is None or mbs < 1 or gbs % (mbs * c.dp) == 0:
+        return None
+    return f"eval batch {gbs} is no multiple of eval micro batch {mbs} x DP {c.dp}"
+
+
+def _modes(c: Setup) -> int:
+    return sum(c.number(f"train.{key}") is not None for key in ("train_iters", "train_samples", "num_epochs"))
+
+
+def _iterations_and_samples(c: Setup) -> bool:
+    by_iters, by_samples = c.number("train.train_iters"), c.number("train.train_samples")
+    samples = c.number("scheduler.lr_decay_samples") or c.number("scheduler.lr_warmup_samples")
+    iters = c.number("scheduler.lr_decay_iters") or c.number("scheduler.lr_warmup_iters")
+    return bool((by_iters and not by_samples and samples) or (by_samples and not by_iters and iters))
+
+
+def _both_warmups(c: Setup) -> bool:
+    exact = c.number("scheduler.lr_warmup_iters") or c.number("scheduler.lr_warmup_samples")
+    return c.number("scheduler.lr_warmup_fraction") is not None and bool(exact)
+
+
+def _capped_warmup(c: Setup) -> bool:
+    warmup = c.number("scheduler.lr_warmup_iters")
+    decay = c.number("scheduler.lr_decay_iters") or c.number("train.train_iters")
+    return warmup is not None and decay is not None and warmup > 0 and warmup >= decay
+
+
+def _one_way(c: Setup) -> bool:
+    return c.framework != "bridge" and sum(c.get(form) is not None for form in FORMS) > 1
+
+
+def _ways_with_ends(c: Setup) -> bool:
+    account = c.on("account_for_embedding_in_pipeline_split") or c.on("account_for_loss_in_pipeline_split")
+    layout = c.get("pipeline_model_parallel_layout") is not None
+    per = c.get("num_layers_per_virtual_pipeline_stage") is not None and c.framework == "megatron-lm"
+    return bool(_ends(c)) and (account or layout or per) or (layout and account)
+
+
+def _vpp_at_all(c: Setup) -> bool:
+    if c.framework == "megatron-lm":
+        return c.fact("interleaved") is True and c.pp <= 1
+    return False
+
+
+DP_FACTS = "Megatron-Core: DP = GPUs / (TP x PP x CP), expert DP = GPUs / (ETP x EP x PP)"
+
+GRID = (
+    rule("required-arguments", "stop", "arguments", "megatron-lm", f"{ARG} (required_args)", _missing,
+         "a required argument is missing", "state it"),
+    rule("one-way-to-split-layers", "stop", "arguments", "megatron-lm", ARG, _one_way,
+         "more than one of layers per virtual stage ({num_layers_per_virtual_pipeline_stage}), virtual stages per rank "
+         "({num_virtual_stages_per_pipeline_rank}) and layout ({pipeline_model_parallel_layout})", "keep one of them"),
+    rule("split-forms-exclude", "stop", "arguments", "mcore", f"{TC} __post_init__; {ARG}", _ways_with_ends,
+         "first/last stage layer counts, account_for_*, a layout string and layers per virtual stage do not mix",
+         "keep one form; with uneven ends state virtual stages per rank"),
+    rule("layers-divide-by-pp", "stop", "grid", "mcore", f"{TC} __post_init__; {ARG}", _even,
+         "layers do not divide by PP", "use a pipeline layout string, uneven first/last stages, or another PP"),
+    rule("stage-layers-divide-by-vpp", "stop", "grid", "mcore", f"{TC} __post_init__; {ARG}", _virtual,
+         "layers per stage do not divide by virtual stages", "choose VPP among the divisors of the layers per stage"),
+    rule("uneven-split-needs-stages", "stop", "grid", "mcore", f"{TC} __post_init__", _uneven,
+         "first/last stage layer counts leave layers that the other stages cannot share", "adjust counts or PP"),
+    rule("layout-string-fits", "stop", "grid", "mcore", f"{LAYOUT}; {TC}", _layout,
+         "the pipeline layout string does not fit", "E first, L last, every layer once, stages in multiples of PP"),
+    rule("interleave-flags-need-pp", "stop", "grid", "megatron-lm", ARG, _vpp_at_all,
+         "virtual stages with PP {pp}: the interleaved schedule needs PP > 1", "drop the virtual stages or raise PP"),
+    rule("data-parallel-size-agrees", "stop", "grid", "mcore", DP_FACTS,
+         lambda c: c.dp is not None and c.number("layout.dp") is not None and c.number("layout.dp") != c.dp,
+         "DP {layout.dp} is stated, {gpus} GPUs / (TP {tp} x PP {pp} x CP {cp}) is {dp}", "EP is no factor of DP"),
+    rule("positive-sizes", "stop", "arguments", "mcore", f"{TC} __post_init__",
+         lambda c: next((f"{key} is {c.get(key)}: it must be 1 or more" for key in ("tp", "pp", "cp", "ep", "etp", "mbs",
+                         "gbs", "layers") if (n := c.number(key)) is not None and n < 1), None),
+         "a size below 1", "use 1 or more"),
+    rule("sp-needs-tp", "stop", "grid", "bridge mcore", f"{MPC} __post_init__",
+         lambda c: c.on("sp") and c.one("tp") and c.given("sp", "tp"),
+         "sequence parallelism needs TP > 1, TP is {tp}", "switch sequence_parallel off, or raise TP"),
+    rule("sp-off-without-tp", "silent", "grid", "megatron-lm", f"{ARG} (Disabling sequence parallelism)",
+         lambda c: c.on("sp") and c.one("tp"),
+         "--sequence-parallel is switched off because TP is {tp}", "drop the flag, or raise TP"),
+    rule("eval-batch-divides", "stop", "grid", "bridge megatron-lm", f"{CFG}; {ARG}", _eval_batch,
+         "the eval batch does not divide", "make it a multiple of eval micro batch x eval DP"),
+    rule("batch-schedule-or-size", "stop", "arguments", "megatron-lm", ARG,
+         lambda c: c.get("train.step_batch_size_schedule") is not None and c.given("gbs"),
+         "a step batch size schedule and a global batch size", "keep one of them"),
+    rule("one-training-length", "stop", "arguments", "bridge megatron-lm", f"{CFG}: TrainingConfig; {ARG}",
+         lambda c: _modes(c) > 1, "more than one of train_iters ({train.train_iters}), train_samples "
+         "({train.train_samples}) and num_epochs ({train.num_epochs})", "keep one"),
+    rule("epochs-and-samples-without-rampup", "stop", "arguments", "bridge", f"{CFG}: TrainingConfig",
+         lambda c: c.on("train.rampup_batch_size")
+         and (c.number("train.train_samples") or c.number("train.num_epochs")) is not None,
+         "batch ramp-up goes with train_iters only", "drop rampup_batch_size, or train by iterations"),
+    rule("epochs-need-batch-dataloader", "stop", "arguments", "bridge", f"{CFG}: num_epochs",
+         lambda c: c.number("train.num_epochs") is not None and c.isnt("dataset.dataloader_type", "batch", None),
+         "num_epochs needs dataloader_type batch, it is {dataset.dataloader_type}", "dataset.dataloader_type=batch",
+         versions="bridge >=0.6"),
+    rule("schedule-in-one-unit", "stop", "arguments", "bridge megatron-lm", f"{CFG} scheduler; {ARG}",
+         lambda c: _iterations_and_samples(c),
+         "training and learning-rate schedule are counted in different units (iterations, samples)", "use one unit"),
+    rule("warmup-once", "stop", "arguments", "bridge megatron-lm", f"{CFG}: SchedulerConfig; {ARG}", _both_warmups,
+         "lr_warmup_fraction {scheduler.lr_warmup_fraction} and an exact warm-up are both set", "keep one"),
+    rule("warmup-capped", "silent", "arguments", "bridge", f"{CFG}: _calculate_scheduler_steps", _capped_warmup,
+         "warm-up of {scheduler.lr_warmup_iters} iterations reaches the end of the decay: it is capped one below",
+         "shorten the warm-up"),
+    rule("scheduler-override-or-checkpoint", "stop", "arguments", "bridge megatron-lm", f"{CFG}: SchedulerConfig",
+         lambda c: c.on("scheduler.override_opt_param_scheduler")
+         and c.on("scheduler.use_checkpoint_opt_param_scheduler"),
+         "the scheduler is to be overridden and to be taken from the checkpoint", "keep one"),
+    rule("min-lr-below-lr", "stop", "arguments", "megatron-lm", ARG,
+         lambda c: (c.number("optimizer.lr") or 0) > 0 and (c.number("optimizer.min_lr") or 0) > c.number("optimizer.lr"),
+         "min_lr {optimizer.min_lr} is above lr {optimizer.lr}", "lower min_lr"),
+    rule("save-needs-interval", "stop", "checkpoint", "megatron-lm", ARG,
+         lambda c: c.get("checkpoint.save") is not None and not c.number("checkpoint.save_interval"),
+         "--save without --save-interval", "add --save-interval"),
+    rule("retain-multiple-of-save", "stop", "checkpoint", "megatron-lm", ARG,
+         lambda c: bool(c.number("checkpoint.save_retain_interval")) and bool(c.number("checkpoint.save_interval"))
+         and c.number("checkpoint.save_retain_interval") % c.number("checkpoint.save_interval") != 0,
+         "retain interval {checkpoint.save_retain_interval} is no multiple of save interval {checkpoint.save_interval}",
+         "make it a multiple"),
+    rule("one-data-source", "stop", "arguments", "megatron-lm", ARG,
+         lambda c: c.on("dataset.mock_data") and c.get("dataset.data_path") is not None,
+         "--mock-data together with --data-path", "keep one data source"),
+    rule("positions-cover-sequence", "stop", "arguments", "megatron-lm", ARG,
+         lambda c: (c.number("max_position_embeddings") or 10**12) < (c.number("seq") or 0),
+         "max_position_embeddings {max_position_embeddings} is below seq_length {seq}", "raise it to {seq}"),
+    rule("heads-divide-hidden", "stop", "transformer", "megatron-lm", ARG,
+         lambda c: c.get("kv_channels") is None and bool(c.number("hidden_size")) and bool(c.number("num_attention_heads"))
+         and c.number("hidden_size") % c.number("num_attention_heads") != 0,
+         "hidden size {hidden_size} does not divide by {num_attention_heads} heads and kv_channels is not set",
+         "set --kv-channels"),
+    rule("deprecated-argument", "stop", "arguments", "megatron-lm", f"{ARG} (Deprecated arguments)",
+         lambda c: next((f"--{name.replace('_', '-')} is no longer valid" for name in
+                         ("batch_size", "warmup", "model_parallel_size", "checkpoint_activations") if c.on(name)), None),
+         "an argument that Megatron-LM has removed", "use --micro-batch-size, --lr-warmup-fraction, "
+         "--tensor-model-parallel-size, --recompute-granularity"),
+    rule("weight-decay-style", "stop", "arguments", "megatron-lm", ARG,
+         lambda c: c.get("scheduler.weight_decay_incr_style") == "constant"
+         and (c.given("scheduler.start_weight_decay") or c.given("scheduler.end_weight_decay")),
+         "start/end weight decay with the constant style", "use --weight-decay"),
+)  # fmt: skip
