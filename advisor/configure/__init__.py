@@ -1,1 +1,1 @@
-"""From a chosen layout to every knob around it: what to set, to which value, and why."""
+"""From a chosen layout to every setting of the framework, with what was asked, what takes effect, and why."""

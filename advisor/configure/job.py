@@ -1,0 +1,49 @@
+"""What is configured: one job with its layout and knobs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from advisor import data
+from advisor.errors import EnvironmentMissingError
+from advisor.spec.hardware import Cluster, Gpu
+from advisor.spec.layout import Knobs, Layout
+from advisor.spec.load.fields import read_yaml_mapping
+from advisor.spec.model import Model
+from advisor.spec.workload import Workload
+
+PRE_BLACKWELL = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A model on a cluster with one layout and one choice of knobs."""
+
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    layout: Layout
+    knobs: Knobs
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU it runs on."""
+        return self.cluster.gpu
+
+
+def capability_major(gpu: Gpu) -> int:
+    """Major compute capability; 0 for a GPU that has none (not made by NVIDIA)."""
+    found = re.match(r"(\d+)\.", gpu.compute_capability)
+    return int(found[1]) if found else 0
+
+
+@lru_cache(maxsize=8)
+def preset(name: str) -> dict[str, Any]:
+    """A YAML file of presets/ as a mapping; EnvironmentMissingError when the installation lacks it."""
+    path = data.find("presets", name)
+    if path is None:
+        raise EnvironmentMissingError(f"presets/{name} is missing from this installation", hint="reinstall the package")
+    return read_yaml_mapping(path)
