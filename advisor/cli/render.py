@@ -28,7 +28,6 @@ from advisor.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.table import Table as RichTable
 
 Format = Literal["table", "json", "csv", "md"]
 ColorMode = Literal["auto", "always", "never"]
@@ -255,33 +254,29 @@ def _print_block(console: Console, block: Block) -> None:
 
 
 def _grid(block: Facts | Table | Bars) -> RenderableType:
+    from rich.table import Table as RichTable
+
     if isinstance(block, Table):
         return _table(block)
-    grid = _bare()
+    grid = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
     if isinstance(block, Facts):
+        grid.add_column(overflow="fold")
+        grid.add_column(style="dim", overflow="fold")
         for row in block.rows:
             grid.add_row(*row)
         return grid
-    grid.columns[1].justify = "right"
-    grid.columns[1].no_wrap = True
+    grid.add_column(no_wrap=True, justify="right")
+    grid.add_column(no_wrap=True, width=BAR_WIDTH, style="blue")
+    grid.add_column(style="dim", overflow="fold")
     whole = max((block.whole, *(size for _, size, _ in block.rows)))
     for name, size, remark in block.rows:
         length = round(BAR_WIDTH * size / whole) if whole > 0 else 0
-        grid.add_row(name, figure(size), f"{'█' * length:<{BAR_WIDTH}} {remark}")
+        grid.add_row(name, figure(size), "█" * length, remark)
     return grid
 
 
-def _bare() -> RichTable:
-    from rich.table import Table as RichTable
-
-    grid = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    grid.add_column(style="dim", overflow="fold")
-    return grid
-
-
-def _table(block: Table) -> RichTable:
+def _table(block: Table) -> RenderableType:
     from rich import box
     from rich.table import Table as RichTable
 
