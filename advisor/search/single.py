@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from advisor.errors import InputError
 from advisor.rules import document_lines, findings
@@ -18,11 +18,13 @@ from advisor.search.sources import Setting, merge
 from advisor.search.stages import balanced_split, parse_layout_string
 from advisor.search.values import switch, whole
 from advisor.spec.layout import Dispatcher, Knobs, Layout
-from advisor.spec.load.megatron import MegatronJob, read_megatron_args
 from advisor.spec.model import Model
 from advisor.spec.plan import Candidate, Finding
 from advisor.spec.split import PipelineSplit
 from advisor.spec.workload import Workload
+
+if TYPE_CHECKING:
+    from advisor.spec.load.megatron import MegatronJob
 
 Verdict = Literal["fits", "oom", "illegal"]
 ARGUMENT_FILE = "megatron arguments"
@@ -87,7 +89,7 @@ def single_request(
     allowed = frozenset({"model", "gpus", *EstimateOptions.__annotations__} - {"given_by"})
     found = merge(given, allowed, given_by)
     found.setdefault("headroom", Setting("0%", "default", "an estimate keeps nothing free unless told"))
-    job = None if megatron_args is None else read_megatron_args(str(megatron_args))
+    job = None if megatron_args is None else _read(megatron_args)
     if job is not None:
         _fill_from(job, found, given_by)
         request = resolve(found, model=job.model, workload=job.workload)
@@ -100,6 +102,13 @@ def single_request(
     knobs = _knobs(found, request, job)
     layout = make_layout(request.model, request.workload, request.cluster.gpus, request.gbs, fields)
     return request, Choice(layout, knobs, () if job is None else job.findings)
+
+
+def _read(megatron_args: str | Path) -> MegatronJob:
+    """A Megatron argument file; its reader is imported only where there is one, which keeps a plan quick to start."""
+    from advisor.spec.load.megatron import read_megatron_args
+
+    return read_megatron_args(str(megatron_args))
 
 
 def _fill_from(job: MegatronJob, found: dict[str, Setting], given_by: str) -> None:
