@@ -1,0 +1,1 @@
+"""Event simulation: what closed forms average over, played out."""
