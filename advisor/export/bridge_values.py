@@ -1,0 +1,179 @@
+"""A layout as values of Megatron-Bridge's ConfigContainer, by dotted name: what snippet, overrides and YAML share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from advisor.configure.beside import CP_WORDS
+from advisor.configure.job import preset
+from advisor.export.subject import Subject
+from advisor.export.words import Code
+from advisor.search.stages import megatron_flags
+from advisor.spec.layout import Fsdp
+
+Value = tuple[str, Any]
+Section = tuple[str, list[Value]]
+
+SPLIT_FIELDS = {
+    "pipeline_model_parallel_layout": "pipeline_model_parallel_layout",
+    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
+    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
+    "account_for_embedding_in_pipeline_split": "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split": "account_for_loss_in_pipeline_split",
+}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8"}
+# Fields of CommOverlapConfig, by the field of the container that setup() writes them to.
+OVERLAP_FIELDS = {
+    "tp_comm_overlap": "model.tp_comm_overlap",
+    "overlap_p2p_comm": "model.overlap_p2p_comm",
+    "batch_p2p_comm": "model.batch_p2p_comm",
+    "overlap_grad_reduce": "ddp.overlap_grad_reduce",
+    "overlap_param_gather": "ddp.overlap_param_gather",
+    "align_param_gather": "ddp.align_param_gather",
+    "bucket_size": "ddp.bucket_size",
+    "overlap_param_gather_with_optimizer_step": "optimizer.overlap_param_gather_with_optimizer_step",
+    "overlap_moe_expert_parallel_comm": "model.overlap_moe_expert_parallel_comm",
+    "delay_wgrad_compute": "model.delay_wgrad_compute",
+    "defer_embedding_wgrad_compute": "model.defer_embedding_wgrad_compute",
+    "wgrad_deferral_limit": "model.wgrad_deferral_limit",
+}
+
+
+def dtype(name: str) -> Code:
+    """A torch dtype: an attribute in Python, its name in an override."""
+    return Code(f"torch.{DTYPES[name]}", f"torch.{DTYPES[name]}")
+
+
+def sections(subject: Subject) -> list[Section]:
+    """Dotted names with values, in titled groups and in the order in which they are set."""
+    found = [
+        ("parallel sizes", list(_parallel(subject))),
+        ("batch and sequence", list(_batch(subject))),
+        ("experts", list(_experts(subject))),
+        ("recompute and CUDA graphs", list(_memory(subject))),
+        ("data parallelism and optimizer", list(_optimizer(subject))),
+        ("checkpoints", list(_checkpoints(subject))),
+    ]
+    return [(title, values) for title, values in found if values]
+
+
+def comm_overlap(subject: Subject) -> dict[str, Any]:
+    """Arguments of CommOverlapConfig, all that are known: what is spelled out is the same in every version."""
+    return {name: subject.overlap.field(path).effective for name, path in OVERLAP_FIELDS.items()}
+
+
+def precision(subject: Subject) -> tuple[str | None, list[Value]]:
+    """Name of Bridge's mixed-precision recipe, and the fields of it that are changed."""
+    job = subject.job
+    name = preset("versions.yaml")["precisions"][job.workload.precision.name]
+    changed: list[Value] = []
+    wide = job.knobs.grad_dtype == "fp32"
+    if wide != (job.workload.precision.name != "fp16"):
+        changed.append(("grad_reduce_in_fp32", wide))
+    if job.workload.precision.name in {"fp8-delayed", "fp8-current", "mxfp8"} and not job.workload.fp8_params:
+        changed.append(("fp8_param_gather", False))
+        if job.workload.precision.name == "mxfp8":
+            changed.append(("reuse_grad_buf_for_mxfp8_param_ag", False))
+    if job.workload.precision.name == "fp8-blockwise" and job.workload.fp8_params:
+        changed.append(("fp8_param_gather", True))
+    return name, changed
+
+
+def _parallel(subject: Subject) -> Iterator[Value]:
+    layout, job = subject.layout, subject.job
+    flags = megatron_flags(layout.split, job.workload.mtp_depth) if layout.split.form != "pattern" else {}
+    yield "model.tensor_model_parallel_size", layout.tp
+    yield "model.sequence_parallel", layout.sp
+    yield "model.pipeline_model_parallel_size", layout.pp
+    yield "model.virtual_pipeline_model_parallel_size", layout.vpp if layout.vpp > 1 else None
+    for flag, field in SPLIT_FIELDS.items():
+        yield f"model.{field}", flags.get(flag, False if field.startswith("account") else None)
+    if layout.split.group is not None:
+        yield "model.microbatch_group_size_per_vp_stage", layout.split.group
+    if layout.pp > 1:
+        yield "model.pipeline_dtype", dtype("fp32" if job.workload.precision.param_bytes == 4 else _base(subject))
+    yield "model.context_parallel_size", layout.cp
+    if layout.cp > 1:
+        yield "model.cp_comm_type", CP_WORDS[subject.knobs.cp_comm]
+    for one in subject.overlap.fields:
+        if one.name == "hierarchical_context_parallel_sizes":
+            yield one.path, one.effective
+    yield "model.expert_model_parallel_size", layout.ep
+    if job.model.is_moe:
+        yield "model.expert_tensor_parallel_size", layout.etp
+    if job.cluster.rank_order == "tp-cp-ep-pp-dp":
+        yield "dist.use_tp_pp_dp_mapping", True
+
+
+def _base(subject: Subject) -> str:
+    return "fp16" if subject.job.workload.precision.name == "fp16" else "bf16"
+
+
+def _batch(subject: Subject) -> Iterator[Value]:
+    yield "train.micro_batch_size", subject.layout.mbs
+    yield "train.global_batch_size", subject.layout.gbs
+    yield "model.seq_length", subject.job.workload.seq_len
+    yield "dataset.seq_length", subject.job.workload.seq_len
+
+
+def _experts(subject: Subject) -> Iterator[Value]:
+    if not subject.model.is_moe:
+        return
+    for name in ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_shared_expert_overlap"):
+        yield f"model.{name}", subject.overlap.field(f"model.{name}").effective
+    workload = subject.job.workload
+    if workload.capacity_factor is not None:
+        yield "model.moe_expert_capacity_factor", workload.capacity_factor
+        yield "model.moe_pad_expert_input_to_capacity", workload.pad_to_capacity
+    if workload.mtp_depth:
+        yield "model.mtp_num_layers", workload.mtp_depth
+
+
+def _memory(subject: Subject) -> Iterator[Value]:
+    knobs = subject.knobs
+    full = knobs.full_uniform or knobs.full_block
+    granularity = "full" if full else "selective" if knobs.recompute else None
+    yield "model.recompute_granularity", granularity
+    yield "model.recompute_method", ("uniform" if knobs.full_uniform else "block") if full else None
+    yield "model.recompute_num_layers", full or None
+    yield "model.recompute_modules", list(knobs.recompute) if knobs.recompute and not full else None
+    beside = ("cuda_graph", "use_te_rng_tracker", "te_rng_tracker", "check_for_nan_in_loss")
+    for one in subject.overlap.fields:
+        if one.name.startswith(beside):
+            yield one.path, list(one.effective) if isinstance(one.effective, tuple) else one.effective
+
+
+def _optimizer(subject: Subject) -> Iterator[Value]:
+    knobs = subject.knobs
+    yield "ddp.use_distributed_optimizer", knobs.distributed_optimizer
+    yield "optimizer.use_distributed_optimizer", knobs.distributed_optimizer
+    if not subject.overlap.field("ddp.use_distributed_optimizer").effective:
+        # CommOverlapConfig is not applied to cfg.ddp then.
+        yield "ddp.overlap_grad_reduce", knobs.overlap_grad_reduce
+        yield "ddp.overlap_param_gather", False
+    if knobs.fsdp is not Fsdp.none:
+        yield "ddp.use_megatron_fsdp", True
+        yield "dist.use_megatron_fsdp", True
+        yield "ddp.data_parallel_sharding_strategy", knobs.fsdp.name
+        yield "model.gradient_accumulation_fusion", False
+    if subject.job.workload.optimizer != "adam":
+        name = subject.job.workload.optimizer
+        yield "optimizer.optimizer", "dist_muon" if name == "muon" else name
+    if knobs.optimizer_instances > 1:
+        yield "ddp.num_distributed_optimizer_instances", knobs.optimizer_instances
+    low = knobs.moment_dtype != "fp32" or knobs.main_param_dtype != "fp32"
+    yield "optimizer.use_precision_aware_optimizer", bool(low or knobs.optimizer_offload)
+    if low:
+        yield "optimizer.exp_avg_dtype", dtype(knobs.moment_dtype)
+        yield "optimizer.exp_avg_sq_dtype", dtype(knobs.moment_dtype)
+        yield "optimizer.main_params_dtype", dtype(knobs.main_param_dtype)
+    if knobs.optimizer_offload:
+        yield "optimizer.optimizer_cpu_offload", True
+        yield "optimizer.optimizer_offload_fraction", knobs.optimizer_offload
+        yield "optimizer.overlap_cpu_optimizer_d2h_h2d", True
+
+
+def _checkpoints(subject: Subject) -> Iterator[Value]:
+    yield "checkpoint.ckpt_format", "torch_dist" if subject.knobs.fsdp is Fsdp.none else "fsdp_dtensor"
+    yield "checkpoint.fully_parallel_save", True
