@@ -125,7 +125,8 @@ def _framework(readings: Iterable[Reading], target: str | None) -> Framework:
 def _system(setup: Setup, name: str) -> None:
     system = load_system(name)
     major, _, minor = system.gpu.compute_capability.partition(".")
-    setup.capability = (int(major), int(minor or 0))
+    if major.isdigit():
+        setup.capability = (int(major), int(minor) if minor.isdigit() else 0)
     setup.gpu_name = system.gpu.name
     setup.nvlink_domain = system.nvlink_domain
     setup.gpus_per_node = system.gpus_per_node

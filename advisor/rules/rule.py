@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -32,6 +32,30 @@ OPT = "ML:megatron/core/optimizer/optimizer_config.py"
 ARG = "ML:megatron/training/arguments.py"
 MB = "MB:src/megatron/bridge/training"
 CPY = "TE:transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py"
+
+
+class AnyRule(Protocol):
+    """What every rule says of itself, whether it is asked of columns (`Rule`) or of a configuration (`ConfigRule`)."""
+
+    @property
+    def id(self) -> str:
+        """The name under which findings and `advisor rules` show it."""
+
+    @property
+    def severity(self) -> Severity:
+        """stop, silent, slow or info."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Whose rule it is."""
+
+    @property
+    def versions(self) -> str:
+        """Releases that have it."""
+
+    @property
+    def source(self) -> str:
+        """Where it comes from."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -54,7 +54,7 @@ def read(reading: Reading, words: Sequence[str], lines: Where, *, bridge: bool) 
     layout, scripts = tables()["layout"], tables()["bridge"]
     megatron_only = [name for name in names if name in megatron.flags() and name not in layout]
     if bridge or (names and not megatron_only and all(name in layout or name in scripts for name in names)):
-        known = {**scripts, **layout}
+        known = {**layout, **scripts} if bridge else {**scripts, **layout}
         _simple(reading, words, lines, known)
         bare = not bridge and not any(name in ("mode", "recipe") for name in names)
         if bare:
@@ -66,6 +66,19 @@ def read(reading: Reading, words: Sequence[str], lines: Where, *, bridge: bool) 
             reading.kind = reading.kind if reading.launches else "bridge-overrides"
     elif names:
         _megatron(reading, words, lines, layout)
+
+
+def is_size(word: str) -> bool:
+    """Whether a word is a size by itself: TP4, pp=2."""
+    return _WORD.match(word) is not None
+
+
+def sizes(variables: Mapping[str, Sequence[str]]) -> list[str]:
+    """`tp=4 pp=2` as flags, where a shell would see variables; [] if other variables are among them."""
+    names = [name.lower().replace("_", "-") for name in variables]
+    if not names or not all(name in tables()["layout"] for name in names) or any(name.isupper() for name in variables):
+        return []
+    return [word for name, values in zip(names, variables.values(), strict=True) for word in (f"--{name}", *values)]
 
 
 def _split(words: Sequence[str]) -> list[str]:
@@ -82,7 +95,7 @@ def _split(words: Sequence[str]) -> list[str]:
     return out
 
 
-def _simple(reading: Reading, words: Sequence[str], lines: Where, known: Mapping[str, str]) -> None:
+def _simple(reading: Reading, words: Sequence[str], lines: Where, known: Mapping[str, str | None]) -> None:
     """Flags with one value each, or none."""
     at = 0
     while at < len(words):
@@ -93,10 +106,11 @@ def _simple(reading: Reading, words: Sequence[str], lines: Where, known: Mapping
         if not equals and at < len(words) and not words[at].startswith("--"):
             raw, at = words[at], at + 1
         line = lines.of(f"--{name}") or lines.of(name)
-        key = known.get(name.replace("_", "-"))
-        if key is None:
+        name = name.replace("_", "-")
+        key = known.get(name)
+        if name not in known:
             _unknown(reading, name, list(known), line, "info")
-        elif "$" not in raw:
+        elif key is not None and "$" not in raw:
             _place(reading, key, scalar(raw) if raw else True, line)
 
 

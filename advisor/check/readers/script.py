@@ -51,6 +51,8 @@ def read_script_text(path: str, text: str) -> Reading:
         words = training.words
     else:
         words = [word for command in script.commands if _settings(command) for word in command]
+        if not words:
+            words = flags.sizes(script.variables)
         if not words and not sbatch:
             words = [word for values in script.variables.values() for value in values if value.startswith("--")
                      for word in value.split()]  # fmt: skip
@@ -66,7 +68,7 @@ def read_script_text(path: str, text: str) -> Reading:
 
 def _settings(command: Sequence[str]) -> bool:
     """Whether a command without a program is settings: flags, overrides, or `tp=4 pp=2`."""
-    return command[0].startswith("-") or _OVERRIDE.match(command[0]) is not None
+    return command[0].startswith("-") or bool(_OVERRIDE.match(command[0])) or flags.is_size(command[0])
 
 
 def _environment(reading: Reading, script: Script, lines: Lines) -> None:

@@ -16,8 +16,9 @@ from advisor.rules.lint.form import ConfigRule, Hit
 from advisor.rules.lint.setup import Setup
 from advisor.rules.rule import Case, Row, Rule, partial_columns
 from advisor.spec.hardware import Cluster
-from advisor.spec.layout import Array, Layout
+from advisor.spec.layout import Array, Knobs, Layout
 from advisor.spec.model import DenseMlp, ExpertMlp, GroupedQueryAttention, Layer, Model
+from advisor.spec.split import PipelineSplit
 from advisor.spec.workload import Workload
 
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -40,6 +41,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "ep-straddles-domains": ("domain", "experts"),
 }
 """Column rules that a configuration can be asked, and what must be known of it."""
+ONE_STAGE = PipelineSplit(1, 1, (0,))
 STAGE = {"num_attention_heads": "transformer", "num_query_groups": "transformer", "ffn_hidden_size": "transformer"}
 
 
@@ -95,9 +97,18 @@ def row_of(setup: Setup) -> tuple[Case, Row]:
         ),
     )  # fmt: skip
     model, workload = _model(setup), Workload(seq_len=max(1, _number(setup, "seq")))
-    layout = cast(Layout, SimpleNamespace(**sizes))
-    knobs: Any = SimpleNamespace()
-    return Case(model, cluster, workload, partial_columns(columns)), Row(model, cluster, workload, layout, knobs)
+    split = _split(setup)
+    columns["split"] = np.zeros(1, dtype=np.int64)
+    layout = Layout(**{name: sizes[name] for name in sizes if name != "num_microbatches"}, split=split)
+    case = Case(model, cluster, workload, partial_columns(columns, (split,)))
+    return case, Row(model, cluster, workload, layout, Knobs())
+
+
+def _split(setup: Setup) -> PipelineSplit:
+    """Stages without layers: the rules asked here read their number and the microbatch group only."""
+    group = _number(setup, "microbatch_group_size_per_vp_stage") or None
+    chunks = setup.pp * setup.vpp
+    return PipelineSplit(setup.pp, setup.vpp, (0,) * chunks, group=group) if chunks < 10_000 else ONE_STAGE
 
 
 def _asked(one: Rule, needs: tuple[str, ...]) -> ConfigRule:
@@ -108,7 +119,7 @@ def _asked(one: Rule, needs: tuple[str, ...]) -> ConfigRule:
         return Hit(one.message(row), one.fix(row)) if bool(np.asarray(one.broken(case)).any()) else None
 
     stage = STAGE.get(needs[0], "grid")
-    says = f"{', '.join(one.fields)} do not go together on these GPUs or for this model"
+    says = f"broken: {one.id.replace('-', ' ')} (reads {', '.join(one.fields)})"
     return ConfigRule(one.id, one.severity, stage, one.targets, one.source, broken, says, "the nearest legal value")
 
 

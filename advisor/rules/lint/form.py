@@ -66,6 +66,11 @@ class ConfigRule:
         """`says` with the names of settings in place of values."""
         return _FIELD.sub(lambda found: found[1], self.says)
 
+    @property
+    def hint(self) -> str:
+        """`fix` with the names of settings in place of values."""
+        return _FIELD.sub(lambda found: found[1], self.fix)
+
 
 def shown(value: Any) -> str:
     """A value as people write it."""

@@ -31,9 +31,20 @@ def _ends(c: Setup) -> list[int]:
     return [int(n) for n in (first, last) if n is not None]
 
 
+def _dealt_elsewhere(c: Setup) -> bool:
+    """Whether somebody else deals the layers out: a layout string, a pattern, or the recipe a file starts from."""
+    if c.get("pipeline_model_parallel_layout") is not None or c.get("hybrid_layer_pattern"):
+        return True
+    if c.fact("bare_layout") is not None:
+        return not c.given("layers")
+    recipe = c.base.get("model.pipeline_model_parallel_size")
+    layers = c.number("layers")
+    return isinstance(recipe, int) and recipe > 1 and bool(layers and layers % recipe) and not c.given("layers")
+
+
 def _even(c: Setup) -> str | None:
     layers = c.number("layers")
-    if layers is None or _ends(c) or c.get("pipeline_model_parallel_layout") or c.get("hybrid_layer_pattern"):
+    if layers is None or _ends(c) or _dealt_elsewhere(c):
         return None
     count = int(layers) + c.on("account_for_embedding_in_pipeline_split") + c.on("account_for_loss_in_pipeline_split")
     if c.pp > 1 and count % c.pp:
@@ -43,7 +54,7 @@ def _even(c: Setup) -> str | None:
 
 def _virtual(c: Setup) -> str | None:
     layers, per = c.number("layers"), c.number("num_layers_per_virtual_pipeline_stage")
-    if layers is None or _even(c) or _ends(c) or c.get("pipeline_model_parallel_layout"):
+    if layers is None or _even(c) or _ends(c) or _dealt_elsewhere(c):
         return None
     count = int(layers) + c.on("account_for_embedding_in_pipeline_split") + c.on("account_for_loss_in_pipeline_split")
     stage = count // c.pp
@@ -164,7 +175,7 @@ GRID = (
                          "gbs", "layers") if (n := c.number(key)) is not None and n < 1), None),
          "a size below 1", "use 1 or more"),
     rule("sp-needs-tp", "stop", "grid", "bridge mcore", f"{MPC} __post_init__",
-         lambda c: c.on("sp") and c.one("tp") and c.given("sp", "tp"),
+         lambda c: c.on("sp") and c.given("sp") and c.one("tp"),
          "sequence parallelism needs TP > 1, TP is {tp}", "switch sequence_parallel off, or raise TP"),
     rule("sp-off-without-tp", "silent", "grid", "megatron-lm", f"{ARG} (Disabling sequence parallelism)",
          lambda c: c.on("sp") and c.one("tp"),

@@ -1,0 +1,70 @@
+"""`advisor check`: what is wrong, silently off or slow in somebody's configuration."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from advisor.cli import render
+from advisor.cli.options import SectionCommand, option, with_options
+from advisor.cli.parameters import OneCount, OneOf, Text
+from advisor.errors import EXIT_NEGATIVE, EXIT_OK
+
+TARGETS = ("bridge", "megatron-lm", "mcore", "launch", "resiliency")
+
+
+def _system_names() -> tuple[str, ...]:
+    from advisor.spec.load.system import system_names
+
+    return tuple(system_names())
+
+
+def _choose_color(_ctx: click.Context, _param: click.Parameter, value: render.ColorMode) -> render.ColorMode:
+    render.choose_color(value)
+    return value
+
+
+OPTIONS = (
+    option("--target", section="Job", type=OneOf(TARGETS), envvar="ADVISOR_TARGET",
+           help="Whose rules apply: bridge or megatron-lm; default, and for any other word: what the files say."),
+    option("--gpus", section="Job", type=OneCount(), envvar="ADVISOR_GPUS",
+           help="Number of GPUs; wins over what a launch line says."),
+    option("--system", section="Job", type=Text("NAME|PATH", _system_names), envvar="ADVISOR_SYSTEM",
+           help="System the job runs on: rules about GPUs and NVLink domains need it."),
+    option("--format", "form", section="Output", type=OneOf(["table", "json", "sarif"]), default="table",
+           envvar="ADVISOR_FORMAT", show_default=True, help="What stdout gets."),
+    option("--color", section="Output", type=OneOf(["auto", "always", "never"]), default="auto", is_eager=True,
+           callback=_choose_color, envvar="ADVISOR_COLOR", expose_value=False, show_default=True,
+           help="Overrides NO_COLOR and FORCE_COLOR."),
+    option("-q", "--quiet", section="Output", is_flag=True, envvar="ADVISOR_QUIET", help="No hints."),
+)  # fmt: skip
+
+
+@click.command("check", cls=SectionCommand)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@with_options(OPTIONS)
+def command(files: tuple[str, ...], **options: Any) -> int:
+    """Check a configuration without running it.
+
+    FILE is a Megatron-Bridge file, overrides or run_config.yaml, a Megatron-LM script, flags or YAML, a Slurm script,
+    an environment file, bare layout flags, or a plan of advisor. Several files are read as one job. Exit code 1 when
+    something stops the job or is silently not what was asked for.
+    """
+    from advisor.check import check
+    from advisor.check.sarif import sarif
+    from advisor.cli.pages.check import document
+
+    gpus = options["gpus"]
+    report = check(
+        files,
+        target=options["target"],
+        gpus=None if gpus is None else int(gpus),
+        system=options["system"],
+    )
+    if options["form"] == "sarif":
+        render.plain(json.dumps(sarif(report), indent=2, ensure_ascii=False))
+    else:
+        render.show(document(report), render.Output(options["form"], None, options["quiet"], False))
+    return EXIT_NEGATIVE if report.verdict in ("stop", "silent") else EXIT_OK
