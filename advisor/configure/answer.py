@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -9,16 +10,30 @@ from typing import Any
 from advisor.configure.environment import Variable, variables
 from advisor.configure.gain import Gain, gains
 from advisor.configure.interleaving import Interleaving, interleavings
-from advisor.configure.job import Job
+from advisor.configure.job import Job, preset
 from advisor.configure.overlap import Overlap, resolve
 from advisor.configure.resolved import Asked, Field, asked_of
+from advisor.configure.userbuffers import preset_gemms
+from advisor.errors import InputError
 from advisor.search.options import EstimateOptions
 from advisor.search.request import Request
 from advisor.search.single import Choice, judge, single_request
+from advisor.search.values import choice, whole
 from advisor.spec.plan import Finding, StepEstimate
 from advisor.units import gib
 
 SCHEMA_VERSION = 1
+WORDS = {
+    "tp_comm_overlap_cfg": "tp_comm_overlap_cfg",
+    "batch_p2p": "batch_p2p_comm",
+    "align_param_gather": "align_param_gather",
+    "overlap_param_gather_with_optimizer_step": "overlap_param_gather_with_optimizer_step",
+    "bucket_size": "bucket_size",
+    "defer_embedding_wgrad": "defer_embedding_wgrad_compute",
+    "wgrad_deferral_limit": "wgrad_deferral_limit",
+    "te_version": "transformer_engine",
+    "target_version": "target",
+}
 # Knobs that are on by default; somebody who names them sets the field by hand.
 DATA_KNOBS = {
     "overlap_p2p_comm": "overlap_p2p",
@@ -84,26 +99,50 @@ def _interleaving(one: Interleaving) -> dict[str, Any]:
     return found
 
 
+def by_hand(words: Mapping[str, str | bool | None]) -> dict[str, Any]:
+    """Fields of `Asked` from the words of a command line or a call; None counts as not given. Raises InputError."""
+    found = {name: value for name, value in words.items() if value is not None}
+    out: dict[str, Any] = {}
+    for name, field in WORDS.items():
+        if name in found:
+            out[field] = found[name]
+    for name, low in (("bucket_size", 1), ("wgrad_deferral_limit", -1)):
+        if name in out:
+            out[name] = whole(name, out[name], low, 2**40)
+    if str(out.get("transformer_engine", "")).lower() == "none":
+        out["transformer_engine"] = None
+    elif "transformer_engine" in out and not re.match(r"\d+\.\d+", str(out["transformer_engine"])):
+        raise InputError(f"te_version={out['transformer_engine']!r} is no version", "for example 2.12, or none")
+    if "target" in out:
+        known = list(preset("versions.yaml")["bridge"])
+        out["target"] = choice("target_version", ".".join(str(out["target"]).split(".")[:2]), known)
+    buffers = out.get("tp_comm_overlap_cfg")
+    if buffers is not None and buffers != "custom":
+        preset_gemms(str(buffers))
+    return out
+
+
 def overlap_answer(
-    model: str | None, gpus: int | None, options: EstimateOptions, given: Mapping[str, Any], *, lora: bool = False
+    model: str | None, gpus: int | None, options: EstimateOptions, asked: Mapping[str, Any], *, lora: bool = False
 ) -> OverlapAnswer:
     """Resolve the overlap of one layout.
 
-    `options` are those of an estimate; `given` the fields of CommOverlapConfig that somebody sets by hand (and
-    `transformer_engine`, `target`). Tensor-parallel overlap is asked for unless `options` say otherwise.
+    `options` are those of an estimate; `asked` the fields of CommOverlapConfig that somebody sets by hand (and
+    `transformer_engine`, `target`), as from `by_hand`. Tensor-parallel overlap is asked for with TP above 1 unless
+    `options` say otherwise.
     """
-    request, choice = single_request(model, gpus, None, options)
+    request, chosen = single_request(model, gpus, None, options)
     if "tp_overlap" not in options:
-        choice = replace(choice, knobs=replace(choice.knobs, tp_overlap=True))
-    job = Job(request.model, request.cluster, request.workload, choice.layout, choice.knobs)
-    by_hand: dict[str, Any] = {name: True for name, knob in DATA_KNOBS.items() if options.get(knob) is True}
-    return _answer(request, choice, job, replace(asked_of(choice.knobs), **by_hand, **given), lora)
+        chosen = replace(chosen, knobs=replace(chosen.knobs, tp_overlap=chosen.layout.tp > 1))
+    job = Job(request.model, request.cluster, request.workload, chosen.layout, chosen.knobs)
+    on: dict[str, Any] = {name: True for name, knob in DATA_KNOBS.items() if options.get(knob) is True}
+    return _answer(request, chosen, job, replace(asked_of(chosen.knobs), **on, **asked), lora)
 
 
-def _answer(request: Request, choice: Choice, job: Job, asked: Asked, lora: bool) -> OverlapAnswer:
+def _answer(request: Request, chosen: Choice, job: Job, asked: Asked, lora: bool) -> OverlapAnswer:
     overlap = resolve(job, asked, lora=lora)
     held = replace(job, knobs=overlap.effective)
-    verdict, candidate, found = judge(request, replace(choice, knobs=overlap.effective))
+    verdict, candidate, found = judge(request, replace(chosen, knobs=overlap.effective))
     trains = verdict != "illegal" and request.workload.mode == "train" and candidate is not None
     return OverlapAnswer(
         request=request,
