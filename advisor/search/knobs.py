@@ -54,6 +54,7 @@ class Traits:
     sharded: bool
     pipelined: bool
     halved: bool
+    buffered: bool
 
 
 def row_traits(model: Model, cluster: Cluster, workload: Workload, columns: Columns) -> Array:
@@ -76,6 +77,7 @@ def row_traits(model: Model, cluster: Cluster, workload: Workload, columns: Colu
         x.dp * x.cp > 1,
         x.pp > 1,
         halves & (x.edp % 2 == 0) if model.is_moe else halves,
+        (x.tp > 1) & x.sp & (not model.is_moe),
     )
     bits = np.zeros(x.tp.shape, dtype=np.int64)
     for i, flag in enumerate(flags):
@@ -198,7 +200,8 @@ def knob_axes(  # noqa: PLR0917
         ]
     fields = {field.name for field in dataclasses.fields(Knobs)}
     pinned = {name: value for name, value in fixed.items() if name in fields}
-    base = Knobs(**{**{name: value for axis in choices for name, value in axis[0].items()}, **pinned})
+    first = {name: value for axis in choices for name, value in axis[0].items()}
+    base = Knobs(**{"tp_overlap": training and traits.buffered, **first, **pinned})
     for name, value in extra.items():
         values = value if isinstance(value, tuple) else (value,)
         choices.append([{name: getattr(base, name)}, *({name: one} for one in values)])
