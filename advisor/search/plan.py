@@ -24,6 +24,7 @@ from advisor.spec.plan import Candidate, Offer
 
 FEWEST_PARAM_BYTES = 2.0
 MOST_GPUS = 1 << 14
+MOST_MFU = 0.8
 STEPS_PER_DOUBLING = 8
 
 
@@ -75,8 +76,8 @@ def _counts(system: System, fewest: int) -> Iterator[int]:
 def _fewest(settings: Mapping[str, Setting]) -> Found:
     """The search at the smallest count that has a layout within the budget and, if asked, reaches the target rate.
 
-    A count is skipped when weights alone (2 bytes per parameter, spread over all GPUs) cannot fit, or when the rate per
-    GPU seen so far would have to grow by half to reach the target. The search gives up, with an empty answer, when four
+    A count is skipped when weights alone (2 bytes per parameter, spread over all GPUs) cannot fit, or when even 80 % of
+    the peak of all GPUs would not reach the target. The search gives up, with an empty answer, when four
     times the GPUs brought nothing, neither a smaller need nor a higher rate.
     """
     node = resolve({**settings, "gpus": Setting(_one_node(settings), "auto")})
@@ -84,7 +85,7 @@ def _fewest(settings: Mapping[str, Setting]) -> Found:
     floor = math.ceil(total_params(node.model) * FEWEST_PARAM_BYTES / node.budget_bytes)
     tried: list[tuple[int, Found]] = []
     for count in _counts(node.cluster.system, floor):
-        if target is not None and tried and 0 < _rate(tried[-1][1]) / tried[-1][0] * 1.5 * count < target:
+        if target is not None and tried and _most(tried[-1][1]) * count < target:
             continue
         note = "the fewest that fit" if target is None else "the fewest that reach the target"
         found = search_allowed(resolve({**settings, "gpus": Setting(count, "auto", note)}))
@@ -120,6 +121,14 @@ def _one_node(settings: Mapping[str, Setting]) -> int:
 
     name = settings["system"].value if "system" in settings else DEFAULTS["system"]
     return load_system(str(name)).gpus_per_node
+
+
+def _most(found: Found) -> float:
+    """Tokens per second and GPU at `MOST_MFU`, infinite as long as nothing fits that tells the work per token."""
+    winner = found.winner()
+    if winner is None or winner.step is None or winner.step.mfu <= 0:
+        return math.inf
+    return winner.step.tokens_per_s_per_gpu * MOST_MFU / winner.step.mfu
 
 
 def _rate(found: Found) -> float:
