@@ -73,10 +73,10 @@ def without_flag(settings: Resiliency) -> tuple[str, ...]:
 
 def _flag(one: Value) -> list[str]:
     form: dict[str, Any] = preset(FLAGS)["flags"].get(one.path, {})
-    if "on" in form:
-        return [f"--{form['on']}"] if one.value else []
-    if "off" in form:
-        return [] if one.value else [f"--{form['off']}"]
+    if "if_true" in form:
+        return [f"--{form['if_true']}"] if one.value else []
+    if "if_false" in form:
+        return [] if one.value else [f"--{form['if_false']}"]
     if "value" in form:
         word = form.get("words", {}).get(one.value, one.value)
         return [f"--{form['value']}", f"{word:g}" if isinstance(word, float) else str(word)]
