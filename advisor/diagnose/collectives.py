@@ -216,7 +216,7 @@ def _lagging(evidence: Evidence, facts: Facts, events: Sequence[Event], waits: S
             return Verdict("nccl_missing_rank", "medium", ranks, said, tuple(behind.values())[:4])
         return None
     ranks = tuple(sorted({wait.rank for wait in odd}))
-    usual_lines = tuple(wait.event for wait in waits if wait not in odd)[:2]
+    usual_lines = tuple(wait.event for wait in waits if wait.rank not in ranks)[:2]
     said = f"rank {_list(ranks)} waits in another collective than the others"
     return Verdict(
         "nccl_missing_rank", "medium", ranks, said, (*(wait.event for wait in odd[:3]), *usual_lines)

@@ -90,7 +90,7 @@ class _Store:
 def collect(sources: Sequence[Source], known: Knowledge) -> Evidence:
     """Read all `sources` once. Raises OSError where a log cannot be opened."""
     store, sizes = _Store(), {}
-    scanner = Scanner(known.judge, known.named(*_PROGRESS))
+    scanner = Scanner(known.judge, known.confirm, known.named(*_PROGRESS))
     for file, source in enumerate(sources):
         size = sizes[source.name] = Size()
         for hit in scanner.hits(source, size):

@@ -80,6 +80,7 @@ def facts(evidence: Evidence) -> Facts:
     failures = (*_banners(evidence), *_agents(evidence), *_srun(evidence), *_said(evidence))
     worlds = [int(event.fields["world"]) for event in evidence.of("world") if "world" in event.fields]
     many = any(len(list(_tasks(event.fields["tasks"]))) > 1 for event in evidence.of("srun-exit"))
+    many = many or any(int(event.fields["tasks"]) > 1 for event in evidence.of("tasks-per-node"))
     launcher = bool(evidence.of("torchrun", "banner-rank", "agent-exit")) and not many
     ordered = tuple(sorted(failures, key=lambda one: one.event.at))
     nodes: dict[int, str] = {}
@@ -143,6 +144,8 @@ def _srun(evidence: Evidence) -> Iterator[Failure]:
 
 
 def _said(evidence: Evidence) -> Iterator[Failure]:
+    for event in evidence.of("shell-exit"):
+        yield Failure(event.rank, event.local_rank, event.node, SIGNALS[event.fields["signal"]], "said", False, event)
     for event in evidence.of("ftl-exit"):
         code = exit_code(int(event.fields["code"]))
         if 0 < code < 256:

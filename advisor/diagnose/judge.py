@@ -203,7 +203,7 @@ def _with_flapping_links(waiting: Verdict, evidence: Evidence) -> Verdict:
 
 
 def _only_symptoms(evidence: Evidence) -> Verdict:
-    symptoms = evidence.with_role("symptom")
+    symptoms = evidence.with_role("symptom") or evidence.of("ib-flush")
     if not symptoms:
         return Verdict(
             UNDETERMINED,
@@ -215,6 +215,10 @@ def _only_symptoms(evidence: Evidence) -> Verdict:
     closed = [event for event in symptoms if event.pattern.cause == "rendezvous"]
     if closed and len(closed) == len(symptoms):
         return Verdict("rendezvous", "low", (), "connections are refused", tuple(closed[:3]), None, False)
+    flushed = evidence.of("ib-flush")
+    if flushed:
+        said = "completions were flushed; the error before them is not in the log"
+        return Verdict("network_ib", "low", (), said, tuple(flushed[:3]), None, False)
     said = "processes lost a partner, and the log does not show who went first"
     return Verdict(UNDETERMINED, "low", (), said, tuple(symptoms[:4]), None, False)
 

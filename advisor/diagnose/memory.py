@@ -29,17 +29,19 @@ _CAPACITY = (_sized("total capaci?ty of ", "size"), _sized("; ", "size", " total
 _ALLOCATED = (_sized("", "size", " is allocated by PyTorch"), _sized("; ", "size", " already allocated"))
 _UNUSED = (_sized("", "size", " is reserved by PyTorch but unallocated"),)
 _RESERVED = (_sized("; ", "size", " reserved in total"),)
+_FREE = (_sized("of which ", "size", " is free"), _sized("; ", "size", " free"))
 _OTHERS = re.compile(r"Process \d+ has " + _SIZE.format("size") + " memory in use")
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """Numbers of one message in bytes (None = not printed); `unused_bytes` is reserved but unallocated."""
+    """Numbers of one message in bytes (None or 0 = not printed); `unused_bytes` is reserved but unallocated."""
 
     tried_bytes: float | None
     capacity_bytes: float | None
     allocated_bytes: float | None
     unused_bytes: float | None
+    free_bytes: float
     others_bytes: float
 
     @property
@@ -55,7 +57,7 @@ class OutOfMemory:
         share = self.unused_share
         if share is None or self.tried_bytes is None or self.unused_bytes is None:
             return "cuda_oom", "medium" if share is None and self.tried_bytes is None else "high"
-        if self.unused_bytes < self.tried_bytes or share < NOTABLE_SHARE:
+        if self.unused_bytes + self.free_bytes < self.tried_bytes or share < NOTABLE_SHARE:
             return "cuda_oom", "high"
         return "cuda_oom_fragmentation", "high" if share >= LARGE_SHARE else "medium"
 
@@ -81,7 +83,8 @@ def read_message(text: str) -> OutOfMemory:
     if unused is None and reserved is not None and allocated is not None:
         unused = max(reserved - allocated, 0.0)
     others = sum(_bytes(found) for found in _OTHERS.finditer(text))
-    return OutOfMemory(_first((_TRIED,), text), _first(_CAPACITY, text), allocated, unused, others)
+    free = _first(_FREE, text) or 0.0
+    return OutOfMemory(_first((_TRIED,), text), _first(_CAPACITY, text), allocated, unused, free, others)
 
 
 def _first(forms: tuple[re.Pattern[str], ...], text: str) -> float | None:

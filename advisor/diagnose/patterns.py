@@ -19,6 +19,8 @@ Confidence = Literal["high", "medium", "low"]
 
 SAID_ONCE: frozenset[Role] = frozenset({"root", "error", "symptom", "teardown"})
 UNDETERMINED = "undetermined"
+PIECE_BYTES = 4
+STRIDE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,13 @@ class Pattern:
     example: str
     source: str
 
+    def may_match(self, line: str) -> bool:
+        """Whether the words of the line allow it."""
+        return any(text in line for text in self.text) and not any(text in line for text in self.without)
+
     def match(self, line: str, rest: str) -> Mapping[str, str] | None:
         """Named parts of the line, or None where the line is of another kind; `rest` is the line without tags."""
-        if not any(text in line for text in self.text) or any(text in line for text in self.without):
+        if not self.may_match(line):
             return None
         if self.regex is None:
             return {}
@@ -82,6 +88,32 @@ class Xid:
     name: str
 
 
+class Gate:
+    """Which of many texts are in a line, without looking for every text.
+
+    Every `STRIDE`-th piece of the line is looked up; the first `STRIDE` pieces of every text are known, so that one of
+    them is met wherever the text begins. Texts too short for that are looked for one by one.
+    """
+
+    def __init__(self, texts: Iterable[tuple[int, bytes]]) -> None:
+        self._texts: dict[bytes, list[tuple[int, bytes]]] = {}
+        self._short: list[tuple[int, bytes]] = []
+        for mark, text in texts:
+            if len(text) < PIECE_BYTES + STRIDE - 1:
+                self._short.append((mark, text))
+                continue
+            for at in range(STRIDE):
+                self._texts.setdefault(text[at : at + PIECE_BYTES], []).append((mark, text))
+
+    def marks(self, shape: bytes) -> tuple[int, ...]:
+        """Marks of the texts that are in `shape`, ascending."""
+        found = {mark for mark, text in self._short if text in shape}
+        met = {shape[at : at + PIECE_BYTES] for at in range(0, len(shape), STRIDE)} & self._texts.keys()
+        for piece in met:
+            found.update(mark for mark, text in self._texts[piece] if text in shape)
+        return tuple(sorted(found))
+
+
 @dataclass(frozen=True, slots=True)
 class Knowledge:
     """All tables."""
@@ -92,18 +124,19 @@ class Knowledge:
     phases: Mapping[str, str]
     xids: Mapping[int, Xid]
 
+    gate: Gate
+
     def judge(self, shape: bytes) -> tuple[int, ...]:
         """Indices of the patterns that a line of this shape may match."""
-        return tuple(pattern for pattern, texts in _shaped(self.patterns) if any(text in shape for text in texts))
+        return self.gate.marks(shape)
+
+    def confirm(self, line: str, marks: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of `marks` that the words of the line allow."""
+        return tuple(mark for mark in marks if self.patterns[mark].may_match(line))
 
     def named(self, *names: str) -> frozenset[int]:
         """Indices of patterns by id."""
         return frozenset(pattern.index for pattern in self.patterns if pattern.id in names)
-
-
-@functools.cache
-def _shaped(patterns: tuple[Pattern, ...]) -> tuple[tuple[int, tuple[bytes, ...]], ...]:
-    return tuple((one.index, tuple(shape_of(text.encode()) for text in one.text)) for one in patterns)
 
 
 @functools.cache
@@ -113,12 +146,14 @@ def knowledge() -> Knowledge:
     causes = _read("causes.yaml")
     xids = _read("xid.yaml")
     try:
+        compiled = tuple(_patterns(patterns["groups"]))
         return Knowledge(
-            tuple(_patterns(patterns["groups"])),
+            compiled,
             {name: _cause(name, row) for name, row in causes["causes"].items()},
             tuple(FrameRule(row["cause"], _regex(row, "path"), _regex(row, "function")) for row in causes["frames"]),
             causes["phases"],
             {int(number): Xid(row["kind"], row["name"]) for number, row in xids["numbers"].items()},
+            Gate([(one.index, shape_of(text.encode())) for one in compiled for text in one.text]),
         )
     except (KeyError, TypeError, ValueError, re.error) as problem:
         raise InputError(f"presets/diagnose: {type(problem).__name__}: {problem}") from problem

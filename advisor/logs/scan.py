@@ -7,6 +7,7 @@ can match is decided once. Every line costs one `translate` and one look-up; pat
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO
@@ -18,8 +19,9 @@ from advisor.logs.times import Clock
 
 CHUNK_BYTES = 1 << 20
 MOST_SHAPES = 1 << 14
+MOST_OF_A_SHAPE = 3000
 DROPPED = b"0123456789 \t\0"
-LOOK_BACK_LINES = 200
+LOOK_BACK_LINES = 60
 _FIRST_LINES = 200
 
 
@@ -53,11 +55,7 @@ def chunks(stream: IO[bytes], size: Size) -> Iterator[list[bytes]]:
     """Lines of a stream in lists of about `CHUNK_BYTES`; an endless line is cut. A broken gz ends the stream."""
     rest = b""
     while True:
-        try:
-            block = stream.read(CHUNK_BYTES)
-        except (OSError, EOFError, zlib.error) as problem:
-            size.problem = str(problem)
-            block = b""
+        block = b"" if size.problem else _block(stream, size)
         size.bytes += len(block)
         if not block:
             if rest:
@@ -72,41 +70,80 @@ def chunks(stream: IO[bytes], size: Size) -> Iterator[list[bytes]]:
             yield lines
 
 
+def _block(stream: IO[bytes], size: Size) -> bytes:
+    """About `CHUNK_BYTES`, gathered from small reads so that nothing before a broken place is lost."""
+    parts: list[bytes] = []
+    length = 0
+    read = getattr(stream, "read1", stream.read)
+    try:
+        while length < CHUNK_BYTES and (part := read(CHUNK_BYTES)):
+            parts.append(part)
+            length += len(part)
+    except (OSError, EOFError, zlib.error) as problem:
+        size.problem = str(problem)
+    return b"".join(parts)
+
+
 class Scanner:
     """Reads logs with one judgement of shapes.
 
-    `judge` maps the shape of a line to the marks it may carry (empty = a line of no interest). Marks in `latest` are of
-    interest only as the first line after another hit and the last before one: they may be on every line.
+    `judge` maps the shape of a line to the marks it may carry (empty = a line of no interest), `confirm` looks at the
+    line itself. Marks in `latest` may be on every line: of those only the first after another hit and the last before
+    one are handed on. So it goes with a shape that has been seen `MOST_OF_A_SHAPE` times.
     """
 
-    def __init__(self, judge: Callable[[bytes], tuple[int, ...]], latest: frozenset[int] = frozenset()) -> None:
-        self._judge = judge
-        self._latest = latest
+    def __init__(
+        self,
+        judge: Callable[[bytes], tuple[int, ...]],
+        confirm: Callable[[str, tuple[int, ...]], tuple[int, ...]],
+        latest: frozenset[int] = frozenset(),
+    ) -> None:
+        self._judge, self._confirm, self._latest = judge, confirm, latest
         self._shapes: dict[bytes, tuple[int, ...]] = {}
+        self._seen: Counter[tuple[int, ...]] = Counter()
 
     def hits(self, source: Source, size: Size) -> Iterator[Hit]:
         """Lines of interest in order; times of earlier lines are carried on to lines without one."""
         reader = _Reader(source)
+        self._seen.clear()
         with source.open() as stream:
-            pending: tuple[int, bytes, tuple[int, ...]] | None = None
-            fresh = True
             for lines in chunks(stream, size):
                 reader.start(lines, size.lines)
-                for index, marks in self._marked(lines):
-                    found = (index, lines[index], marks)
-                    repeats = self._latest.issuperset(marks)
-                    if repeats and not fresh:
-                        pending = found
-                        continue
-                    if pending is not None:
-                        yield reader.hit(*pending)
-                        pending = None
-                    fresh = not repeats
-                    yield reader.hit(*found)
-                if pending is not None:
-                    yield reader.hit(*pending)
-                    pending = None
+                for index, text, marks in self._thinned(lines):
+                    yield reader.hit(index, text, marks)
                 size.lines += len(lines)
+
+    def _thinned(self, lines: list[bytes]) -> Iterator[tuple[int, str, tuple[int, ...]]]:
+        """Lines of interest of a chunk without the bulk of what repeats."""
+        waiting: dict[tuple[int, ...], int] = {}
+        fresh: set[tuple[int, ...]] = set()
+        for index, possible in self._marked(lines):
+            repeats = self._latest.issuperset(possible)
+            if (repeats or self._seen[possible] >= MOST_OF_A_SHAPE) and possible in fresh:
+                waiting[possible] = index
+                continue
+            text = clean(lines[index])
+            marks = self._confirm(text, possible)
+            if not marks:
+                continue
+            self._seen[possible] += 1
+            if repeats or self._seen[possible] >= MOST_OF_A_SHAPE:
+                fresh.add(possible)
+            else:
+                yield from self._flush(lines, waiting)
+                fresh.clear()
+            yield index, text, marks
+        yield from self._flush(lines, waiting)
+
+    def _flush(
+        self, lines: list[bytes], waiting: dict[tuple[int, ...], int]
+    ) -> Iterator[tuple[int, str, tuple[int, ...]]]:
+        for possible, index in sorted(waiting.items(), key=lambda item: item[1]):
+            text = clean(lines[index])
+            marks = self._confirm(text, possible)
+            if marks:
+                yield index, text, marks
+        waiting.clear()
 
     def _marked(self, lines: list[bytes]) -> Iterator[tuple[int, tuple[int, ...]]]:
         shapes, judge, dropped = self._shapes, self._judge, DROPPED
@@ -124,7 +161,7 @@ class Scanner:
 
 
 class _Reader:
-    """Turns raw lines of one source into hits: number, writer, time."""
+    """Turns lines of one source into hits: number, writer, time."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -142,9 +179,8 @@ class _Reader:
             self._numbered = is_numbered([clean(line) for line in lines[:_FIRST_LINES] if line.strip()])
         self._lines, self._before, self._read = lines, before, 0
 
-    def hit(self, index: int, raw: bytes, marks: tuple[int, ...]) -> Hit:
+    def hit(self, index: int, text: str, marks: tuple[int, ...]) -> Hit:
         """The hit at `index` of the current lines."""
-        text = clean(raw)
         said = read_tag(text, bool(self._numbered))
         tag = Tag(
             said.rank if said.rank is not None else self._file.rank,

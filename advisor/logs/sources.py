@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -37,10 +36,8 @@ class Source:
         if self.path is None:
             return cast(IO[bytes], sys.stdin.buffer)
         stream = self.path.open("rb")
-        if stream.read(2) == _GZIP_MAGIC:
-            stream.seek(0)
-            return cast(IO[bytes], io.BufferedReader(gzip.GzipFile(fileobj=stream)))
-        stream.seek(0)
+        if stream.peek(2)[:2] == _GZIP_MAGIC:
+            return cast(IO[bytes], gzip.GzipFile(fileobj=stream))
         return stream
 
 
@@ -100,7 +97,10 @@ def _head(path: Path) -> bytes:
 
 
 def _kind(path: Path) -> Kind:
-    """Pickles begin with their protocol, JSON dumps of the flight recorder name their keys early."""
+    """Pickles begin with their protocol, JSON dumps of the flight recorder name their keys early; a pipe is text."""
+    if not path.is_file():
+        path.open("rb").close()
+        return "text"
     head = _head(path)
     if head[:1] == b"\x80" and head[1:2] in {b"\x02", b"\x03", b"\x04", b"\x05"}:
         return "pickle"

@@ -25,6 +25,9 @@ _NODE_RANK = re.compile(rf"\[(?P<node>{HOST})[:/](?:rank ?)?(?P<rank>\d+)\]:? ?"
 _NODE = re.compile(rf"(?P<node>{HOST}): ")
 _NCCL = re.compile(r"(?P<node>[\w.-]+):\d+:\d+ \[(?P<local>\d+)\] ")
 _KERNEL = re.compile(r"(?:[A-Z][a-z]{2} +\d+ [\d:]+ |\S+T[\d:.+-]+Z? )?(?P<node>[\w.-]+) kernel:")
+_MPIRUN = re.compile(r"\[\d+,(?P<rank>\d+)\]<std(?:err|out)>: ?")
+_RAY = re.compile(r"\((?:\w+ )?pid=\d+(?:, ip=(?P<node>[\d.]+))?\) ")
+_STAMP = re.compile(r"\[?20\d\d[-/]\d\d[-/]\d\d[T _][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]?:? (?:std(?:out|err) [FP] )?")
 _SAID = re.compile(r"\[Rank (?P<first>\d+)\]|\bRank (?P<second>\d+)\]")
 _NO_NODE = re.compile(
     r"^(?:rank|attempt|iteration|epoch|step|default|worker|gpu|cuda|python|torch|line|pid|step)[\d.:_-]*$", re.I
@@ -46,13 +49,19 @@ def read_tag(text: str, numbered: bool = False) -> Tag:
     local: int | None = None
     node: str | None = None
     rest = text
-    for _ in range(4):
+    for _ in range(5):
         if match := _RANK.match(rest):
             rank = int(match["rank"])
         elif match := _DEFAULT.match(rest):
             local = int(match["local"])
         elif match := _NODE_RANK.match(rest):
             rank, node = int(match["rank"]), match["node"]
+        elif match := _MPIRUN.match(rest):
+            rank = int(match["rank"])
+        elif match := _RAY.match(rest):
+            node = node or match["node"]
+        elif match := _STAMP.match(rest):
+            pass
         elif numbered and rank is None and (match := _SRUN.match(rest)):
             rank = int(match["rank"])
         elif node is None and (match := _NODE.match(rest)) and not _NO_NODE.match(match["node"]):
