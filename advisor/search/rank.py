@@ -1,6 +1,8 @@
 """Which feasible entry is better: one fixed order, the best of each row, the Pareto front and the families.
 
-Times and sizes are compared as float32: rounding of the last bits, which differs between machines, reorders nothing.
+Layouts whose predicted times lie within a step of 1 % count as equally fast: repeated runs of one layout differ by more
+(2 % median, fidelity of published runs), so the one with more room, and then the simpler one, comes first. Times and
+sizes are compared as float32: rounding of the last bits, which differs between machines, reorders nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from advisor.spec.layout import Array
+from advisor.units import GIB
 
 PARETO_STEP = 0.97
+EQUAL_TIME = 1.01
+EQUAL_BYTES = GIB
 SIMPLER = ("pp", "vpp", "tp", "cp", "etp", "ep", "mbs")
 
 
@@ -65,13 +70,23 @@ def best_of_rows(alive: Array, step_s: Array, device_bytes: Array, objective: st
 def order(entries: Entries, layout: dict[str, Array], objective: str) -> Array:
     """Indices from best to worst: objective, then the other figure (headroom or time), then the simpler layout.
 
-    `layout` holds the layout columns of the entries; rows that tie in everything keep their order.
+    Times tie within steps of `EQUAL_TIME` above the fastest, sizes within steps of `EQUAL_BYTES`; what still ties goes
+    by the exact figures. Outside training, where no entry has a time, sizes are compared exactly. `layout` holds the
+    layout columns of the entries; rows that tie in everything keep their order.
     """
-    figures = [entries.step_s.astype(np.float32), entries.device_bytes.astype(np.float32)]
+    exact = [entries.step_s.astype(np.float32), entries.device_bytes.astype(np.float32)]
+    timed = len(entries) > 0 and exact[0].min() > 0
+    steps = [_time_step(exact[0]), np.floor(exact[1] / EQUAL_BYTES)] if timed else list(exact)
     if objective == "memory":
-        figures.reverse()
-    keys = [*figures, *(layout[name] for name in SIMPLER), entries.knob]
+        exact.reverse()
+        steps.reverse()
+    keys = [*steps, *(layout[name] for name in SIMPLER), *exact, entries.knob]
     return np.lexsort(tuple(reversed(keys)))
+
+
+def _time_step(step_s: Array) -> Array:
+    """How many factors of `EQUAL_TIME` each time is above the fastest, rounded down."""
+    return np.floor(np.log(step_s / step_s.min()) / np.log(EQUAL_TIME))
 
 
 def pareto(step_s: Array, device_bytes: Array, least: float = PARETO_STEP) -> Array:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from advisor.search import rank
+from advisor.units import GIB
 
 FIGURE = st.integers(1, 6).map(float)
 
@@ -22,6 +25,7 @@ def _entries(step_s, device_bytes):
 @given(st.lists(st.tuples(FIGURE, FIGURE, st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=30))
 def test_order_is_that_of_sorted(objective, rows):
     step_s, device, tp, pp = (np.array(column) for column in zip(*rows, strict=True))
+    device = device * GIB
     one = np.ones(len(rows), dtype=np.int64)
     layout = dict.fromkeys(rank.SIMPLER, one) | {"tp": tp, "pp": pp}
 
@@ -31,6 +35,17 @@ def test_order_is_that_of_sorted(objective, rows):
 
     found = rank.order(_entries(step_s, device), layout, objective)
     assert found.tolist() == sorted(range(len(rows)), key=key)
+
+
+@given(st.floats(1.0, 1.03), st.floats(1.0, 1.03), st.integers(40, 60), st.integers(40, 60))
+def test_one_per_cent_of_time_is_worth_no_memory(first, second, first_gib, second_gib):
+    """Within a step of 1 % above the fastest the roomier layout wins, beyond it the faster one."""
+    step_s, device = [1.0, first, second], [80 * GIB, first_gib * GIB, second_gib * GIB]
+    layout = dict.fromkeys(rank.SIMPLER, np.ones(3, dtype=np.int64))
+    found = rank.order(_entries(step_s, device), layout, "throughput").tolist()
+    classes = [math.floor(math.log(float(np.float32(one))) / math.log(1.01)) for one in step_s]
+    ranked = [(classes[i], device[i] // GIB) for i in found]
+    assert ranked == sorted(ranked)
 
 
 @pytest.mark.parametrize("objective", ["throughput", "memory"])
