@@ -79,7 +79,7 @@ def why(model: str | Path, gpus: int, **options: Unpack[EstimateOptions]) -> Exp
     from advisor.search.explain import explain
     from advisor.search.single import single_request
 
-    request, choice = single_request(model, gpus, None, options)
+    request, choice = single_request(model, gpus, None, options, keep_free=True)
     found = explain(request, choice)
     return Explanation(
         request=request,

@@ -86,7 +86,8 @@ def order(entries: Entries, layout: dict[str, Array], objective: str) -> Array:
 
 def _time_step(step_s: Array) -> Array:
     """How many factors of `EQUAL_TIME` each time is above the fastest, rounded down."""
-    return np.floor(np.log(step_s / step_s.min()) / np.log(EQUAL_TIME))
+    steps: Array = np.floor(np.log(step_s / step_s.min()) / np.log(EQUAL_TIME))
+    return steps
 
 
 def pareto(step_s: Array, device_bytes: Array, least: float = PARETO_STEP) -> Array:

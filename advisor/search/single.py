@@ -80,15 +80,24 @@ def _split(model: Model, workload: Workload, pp: int, vpp: int) -> PipelineSplit
 
 
 def single_request(
-    model: str | Path | None, gpus: int | None, megatron_args: str | Path | None, options: EstimateOptions
+    model: str | Path | None,
+    gpus: int | None,
+    megatron_args: str | Path | None,
+    options: EstimateOptions,
+    keep_free: bool = False,
 ) -> tuple[Request, Choice]:
-    """The request and the layout of an estimate; `megatron_args` fills in what the options leave out."""
+    """The request and the layout of an estimate; `megatron_args` fills in what the options leave out.
+
+    An estimate may use the whole card unless told otherwise; with `keep_free` the headroom is that of a plan, so that
+    the layout is judged as a plan would judge it.
+    """
     given: dict[str, object] = dict(options)
     given_by = str(given.pop("given_by", "argument"))
     given.update(model=model, gpus=gpus)
     allowed = frozenset({"model", "gpus", *EstimateOptions.__annotations__} - {"given_by"})
     found = merge(given, allowed, given_by)
-    found.setdefault("headroom", Setting("0%", "default", "an estimate keeps nothing free unless told"))
+    if not keep_free:
+        found.setdefault("headroom", Setting("0%", "default", "an estimate keeps nothing free unless told"))
     job = None if megatron_args is None else _read(megatron_args)
     if job is not None:
         _fill_from(job, found, given_by)
