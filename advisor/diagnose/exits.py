@@ -44,6 +44,11 @@ def first_failure(facts: Facts) -> Failure | None:
 def by_exit_code(evidence: Evidence, facts: Facts) -> Verdict | None:
     """A verdict from exit codes alone, or None where there is none or symptoms say as much."""
     failed = first_failure(facts)
+    closed = evidence.of("rdzv-cascade")
+    if closed and (failed is None or failed.exit_code == 1) and not evidence.with_role("symptom"):
+        return Verdict(
+            "rendezvous", "low", (), "the rendezvous was closed, and no line says by whom", tuple(closed[:2])
+        )
     if failed is None:
         return None
     if evidence.with_role("symptom") and failed.exit_code not in {139, 132, 136, 16, 17}:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from advisor.diagnose import events as reading
 from advisor.diagnose.diagnosis import Diagnosis, Evidence, Follower
 from advisor.diagnose.events import Event
 from advisor.diagnose.exits import code_of, first_failure
-from advisor.diagnose.facts import Facts, facts
+from advisor.diagnose.facts import TERMINATED, Facts, facts
 from advisor.diagnose.judge import EXTERNAL, judge
 from advisor.diagnose.patterns import UNDETERMINED, Cause, knowledge
 from advisor.diagnose.recorder import compare, read_dump
@@ -20,6 +21,10 @@ MOST_EVIDENCE = 8
 MOST_FOLLOWERS = 8
 # Causes that no single rank has.
 OF_NO_RANK = EXTERNAL | {"network_ib", "nccl_all_ranks_network", "nccl_pipeline_stage", "launch_misuse", "rendezvous"}
+# Where dumps of the flight recorder know better than what ranks report.
+WAITING = {"nccl_rank0_busy", "nccl_missing_rank", "nccl_pipeline_stage", "nccl_all_ranks_network", "hang_process"}
+ONE_NODE_GPUS = 8
+_RAISED = re.compile(r"^\W{0,12}(?:[A-Za-z_]\w*\.)*[A-Z]\w*Error: ")
 
 
 def diagnose(names: Sequence[str]) -> Diagnosis:
@@ -38,18 +43,14 @@ def diagnose(names: Sequence[str]) -> Diagnosis:
     job = facts(evidence)
     verdict = judge(evidence, job, known)
     recorded = compare([read_dump(dump) for dump in dumps]) if dumps else None
-    if recorded is not None and verdict.cause in {UNDETERMINED, "hang_process"} | _COLLECTIVE:
+    if recorded is not None and verdict.cause in {UNDETERMINED} | WAITING:
         verdict = Verdict(recorded.cause, recorded.confidence, recorded.ranks, recorded.said, verdict.events[:4])
-    return _diagnosis(verdict, evidence, job, known.causes, dumps)
-
-
-_COLLECTIVE = {"nccl_rank0_busy", "nccl_missing_rank", "nccl_pipeline_stage", "nccl_all_ranks_network"}
+    return _diagnosis(verdict, evidence, job, known.causes[verdict.cause], dumps)
 
 
 def _diagnosis(
-    verdict: Verdict, evidence: reading.Evidence, job: Facts, causes: dict[str, Cause] | object, dumps: Sequence[Source]
+    verdict: Verdict, evidence: reading.Evidence, job: Facts, cause: Cause, dumps: Sequence[Source]
 ) -> Diagnosis:
-    cause = knowledge().causes[verdict.cause]
     rank, node = _who(verdict, job)
     code = verdict.exit_code
     if code is None and cause.id != UNDETERMINED:
@@ -90,9 +91,13 @@ def _who(verdict: Verdict, job: Facts) -> tuple[int | None, str | None]:
     if verdict.cause in OF_NO_RANK:
         return None, node
     failed = first_failure(job)
+    if failed is not None and failed.exit_code == TERMINATED:
+        failed = None
     agreed = failed is not None and (node is None or failed.node in {None, node})
     if rank is None and writer is not None and failed is not None and agreed and verdict.cause != UNDETERMINED:
         rank = _rank_of(failed.rank, failed.origin, job)
+    if rank is None and writer is not None and job.world_size is not None and job.world_size <= ONE_NODE_GPUS:
+        rank = writer.local_rank
     if node is None:
         node = job.node_of(rank)
     if node is None and failed is not None and verdict.blame_writer:
@@ -102,9 +107,8 @@ def _who(verdict: Verdict, job: Facts) -> tuple[int | None, str | None]:
 
 
 def _implied(verdict: Verdict, cause: Cause) -> int | None:
-    """Exit code of a process that dies so; where a worker of the loader was killed, its rank raises an exception."""
-    loader = verdict.events and verdict.events[0].pattern.id.startswith("loader-")
-    return 1 if loader else cause.exit_code
+    """Exit code of a process that dies so; where the line is an exception of Python, its rank returns 1."""
+    return 1 if verdict.events and _RAISED.search(verdict.events[0].rest) else cause.exit_code
 
 
 def _rank_of(rank: int | None, origin: str, job: Facts) -> int | None:

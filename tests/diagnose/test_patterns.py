@@ -14,41 +14,13 @@ from advisor.logs.scan import Hit, shape_of
 from advisor.logs.sources import Source
 from advisor.logs.tags import read_tag
 
-CLOSED_LIST = set(
-    [
-        "cuda_oom",
-        "cuda_oom_fragmentation",
-        "host_oom",
-        "shm_full",
-        "disk_full",
-        "cache_full",
-        "nccl_rank0_busy",
-        "nccl_missing_rank",
-        "nccl_pipeline_stage",
-        "nccl_all_ranks_network",
-        "network_ib",
-        "network_socket",
-        "gpu_hardware",
-        "nvlink_fabric",
-        "port_in_use",
-        "rendezvous",
-        "import_conflict",
-        "container",
-        "ckpt_save",
-        "ckpt_load",
-        "dataloader",
-        "nan",
-        "rerun_exit",
-        "preempted",
-        "time_limit",
-        "node_fail",
-        "launch_misuse",
-        "hang_process",
-        "python_error",
-        "native_crash",
-        "undetermined",
-    ]
-)
+CLOSED_LIST = {
+    *("cuda_oom", "cuda_oom_fragmentation", "host_oom", "shm_full", "disk_full", "cache_full"),
+    *("nccl_rank0_busy", "nccl_missing_rank", "nccl_pipeline_stage", "nccl_all_ranks_network", "network_ib"),
+    *("network_socket", "gpu_hardware", "nvlink_fabric", "port_in_use", "rendezvous", "import_conflict", "container"),
+    *("ckpt_save", "ckpt_load", "dataloader", "nan", "rerun_exit", "preempted", "time_limit", "node_fail"),
+    *("launch_misuse", "hang_process", "python_error", "native_crash", "undetermined"),
+}
 KNOWN = knowledge()
 
 

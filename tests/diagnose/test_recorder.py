@@ -1,5 +1,7 @@
 """Flight-recorder dumps: the restricted reader, and what the dumps of several ranks say together."""
 
+# ruff: noqa: E501 - lines of logs are as long as they are
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,6 @@
-"""Logs as they lie around: cut, mixed, coloured, binary, empty, packed, piped. Never a traceback, and the same answers."""
+"""Logs as they lie around: cut, mixed, coloured, binary, empty, packed, piped. Never a traceback."""
+
+# ruff: noqa: E501 - lines of logs are as long as they are
 
 from __future__ import annotations
 
