@@ -54,8 +54,8 @@ BY_HAND = ("tp_comm_overlap_cfg", "batch_p2p", "align_param_gather", "overlap_pa
 def command(output: render.Output, model: Any, gpus: Any, explain: bool, lora: bool | None, **options: Any) -> int:
     """Communication overlap of one layout: requested, effective, why, and the seconds it saves.
 
-    Tensor-parallel overlap is asked for with TP above 1 unless --no-tp-overlap says otherwise. Exit code 1 = something asked for is
-    refused or silently lost.
+    Tensor-parallel overlap is asked for with TP above 1 unless --no-tp-overlap says otherwise. Exit code 1 = something
+    asked for is refused or silently lost.
     """
     from advisor.cli.pages.overlap import overlap_document
     from advisor.configure.answer import by_hand, overlap_answer

@@ -23,6 +23,7 @@ from advisor.spec.workload import Workload
 
 MAKE_ONE = "advisor plan --model ... --gpus ... --out plan.json writes one"
 MOST_BYTES = 64 << 20
+SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,9 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise InputError(f"{path} is not JSON: {problem}", MAKE_ONE) from problem
     if not isinstance(record, Mapping) or not isinstance(record.get("request"), Mapping):
         raise InputError(f"{path} is JSON, but neither a plan nor an estimate", MAKE_ONE)
+    if record.get("schema_version") != SCHEMA_VERSION:
+        version = str(record.get("schema_version"))[:20]
+        raise InputError(f"{path} is of schema version {version}, this version reads {SCHEMA_VERSION}", MAKE_ONE)
     return record
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from advisor.configure.job import preset
 from advisor.export.bridge_values import comm_overlap, precision, sections
-from advisor.export.model_fields import Facts, model_fields, require_supported
+from advisor.export.model_fields import WHOLE_NORM, Facts, model_fields, norms_all_heads, require_supported
 from advisor.export.subject import Subject, recipe
 from advisor.export.words import Code, fill, python
 
@@ -54,21 +54,10 @@ def bridge_text(subject: Subject, facts: Facts) -> dict[str, str]:
         squared_relu=provider.get("activation_func") == "squared_relu",
         evaluation=version["evaluation"],
         mtp=subject.job.workload.mtp_depth,
-        caveat=_caveat(subject, found, from_hub),
+        caveat=WHOLE_NORM if provider and norms_all_heads(subject.model) else "",
         vocab=subject.model.vocab_size,
     )
     return {"bridge_config.py": body}
-
-
-def _caveat(subject: Subject, found: object, from_hub: object) -> str:
-    """What the generic provider does differently from the model."""
-    full_norm = any(getattr(layer.mixer, "qk_norm", "") == "full" for layer in subject.model.kinds)
-    if found is None and from_hub is None and full_norm and not subject.model.has_mla:
-        return (
-            f"{subject.model.name} norms queries and keys over all heads at once; the generic provider norms each head."
-            " Memory and speed are the same, weights of the published checkpoint do not load."
-        )
-    return ""
 
 
 def provider_arguments(subject: Subject, facts: Facts) -> dict[str, str]:
@@ -103,14 +92,14 @@ def _runs(switches: tuple[int, ...]) -> str:
 
 
 def user_buffers(subject: Subject) -> Mapping[str, Any] | None:
-    """How the snippet gets its user buffers: {"preset": name} or {"custom": {gemm: (class, arguments)}}, or None."""
+    """How the snippet gets its user buffers: a preset by name, or custom ones by GEMM; None without."""
     found = subject.overlap.buffers
     if not subject.knobs.tp_overlap or not found.gemms:
         return None
     if found.name is not None:
-        return {"preset": found.name, "said": found.reason}
+        return {"preset": found.name, "custom": None, "said": found.reason}
     made = {}
     for gemm, row in found.gemms.items():
         arguments = {key: value for key, value in row.items() if key != "method"}
         made[gemm] = (CLASSES[str(row["method"])], arguments)
-    return {"custom": made, "said": found.reason}
+    return {"preset": None, "custom": made, "said": found.reason}

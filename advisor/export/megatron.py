@@ -13,7 +13,7 @@ import yaml
 
 from advisor.configure.beside import CP_WORDS, hierarchy
 from advisor.configure.job import preset
-from advisor.export.model_fields import Facts, model_fields, require_supported
+from advisor.export.model_fields import WHOLE_NORM, Facts, model_fields, norms_all_heads, require_supported
 from advisor.export.subject import Subject
 from advisor.export.words import fill
 from advisor.search.stages import megatron_flags
@@ -49,7 +49,9 @@ RENAMED: dict[str, str | None] = {
 def megatron_text(subject: Subject, facts: Facts) -> dict[str, str]:
     """Files by name: the flags as a bash array, and the user buffers where a preset or custom ones are used."""
     require_supported(subject.model, facts, INSTEAD)
-    files = {"megatron_args.sh": fill("megatron.sh.j2", subject=subject, groups=flag_groups(subject, facts))}
+    caveats = [WHOLE_NORM] if norms_all_heads(subject.model) else []
+    groups = flag_groups(subject, facts)
+    files = {"megatron_args.sh": fill("megatron.sh.j2", subject=subject, groups=groups, caveats=caveats)}
     buffers = _buffers(subject)
     if buffers is not None:
         files[BUFFER_FILE] = buffers
@@ -191,7 +193,7 @@ def _overlap(subject: Subject) -> Iterator[Words]:
     bucket = subject.overlap.field("ddp.bucket_size").effective
     if bucket is not None and knobs.overlap_grad_reduce and knobs.fsdp is Fsdp.none:
         yield "--ddp-bucket-size", str(bucket)
-    if not knobs.overlap_p2p and layout.pp > 1:
+    if not knobs.overlap_p2p and layout.pp > 1 and layout.vpp > 1:
         yield ("--no-overlap-p2p-communication",)
     if knobs.tp_overlap:
         yield ("--tp-comm-overlap",)

@@ -24,6 +24,12 @@ from advisor.spec.workload import Workload
 ACTIVATIONS = {"silu": "silu", "swiglu": "silu", "relu2": "squared_relu", "gelu": "gelu", "gelu_new": "gelu"}
 
 
+WHOLE_NORM = (
+    "The model norms queries and keys over all heads at once, Megatron's qk_layernorm norms each head: memory and speed"
+    " are the same, weights of the published checkpoint do not load."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a model's configuration file says beyond what costs depend on; None where the file is silent."""
@@ -66,6 +72,12 @@ def _config(path: Path) -> Mapping[str, Any]:
         return {}
     found = json.loads(path.read_text(encoding="utf-8-sig"))
     return found if isinstance(found, Mapping) else {}
+
+
+def norms_all_heads(model: Model) -> bool:
+    """Whether queries and keys are normed over all heads at once, which only a layer of the model's own can do."""
+    mixers = [layer.mixer for layer in model.kinds]
+    return any(isinstance(one, GroupedQueryAttention) and one.qk_norm == "full" for one in mixers)
 
 
 def unsupported(model: Model, facts: Facts) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ def python(value: Any) -> str:
     if isinstance(value, Code):
         return value.python
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+        return json.dumps(value, ensure_ascii=False)
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(python, value)) + "]"
     if isinstance(value, Mapping):
@@ -73,13 +74,20 @@ def _templates() -> Environment:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 (texts are Python, shell and YAML, quoted by the filters below)
     )
-    made.filters.update({"python": python, "shell": lambda value: shlex.quote(str(value)), "comment": comment})
+    made.filters.update(
+        {"python": python, "shell": lambda value: shlex.quote(str(value)), "comment": comment, "docstring": docstring}
+    )
     return made
 
 
 def comment(text: object) -> str:
     """Text for a comment: one line, whatever it holds."""
     return " ".join(str(text).split())
+
+
+def docstring(text: object) -> str:
+    """Text for a docstring: one line that cannot end it."""
+    return comment(text).replace("\\", "\\\\").replace('"', "'")
 
 
 def fill(template: str, **values: Any) -> str:

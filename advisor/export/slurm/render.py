@@ -1,5 +1,6 @@
 """Writes the sbatch script of a launch from templates; every value from outside is quoted, the whole text is searched
-for secrets before anybody gets it."""
+for secrets before anybody gets it.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def directives(job: Launch) -> tuple[str, ...]:
         "time": clock(job.time_s),
         "output": log_path(job),
         "open-mode": "append",
-        "signal": f"{job.signal}@{job.lead_s}" if job.signal else "",
+        "signal": f"B:USR1@{job.lead_s}" if job.signal else "",
     }
     lines = [f"--{name}={directive_word(str(value))}" for name, value in found.items() if value != ""]
     lines += ["--exclusive", "--mem=0"] if job.exclusive else []
