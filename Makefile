@@ -12,13 +12,14 @@ WORKERS ?= 2
 
 PLAN_ENV := .venv-plan
 ENV := .venv
+NVRX_ENV := .venv-nvrx
 BIN := $(ENV)/bin
 PIP := -m pip install -qq --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --disable-warnings
 NOT_USUAL := not slow and not gpu and not bench
 
 .DEFAULT_GOAL := help
-.PHONY: help plan test lint types imports test-unit test-real test-full bench docs format clean
+.PHONY: help plan test lint types imports test-unit test-real test-full slurm-deps nvrx-deps bench docs format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -52,6 +53,19 @@ test-real: $(ENV)/.ready ## tests against the installed megatron-core
 test-full: lint types imports ## test and the slow tests
 	$(PYTEST) -n $(WORKERS) -m "not gpu and not bench"
 
+slurm-deps: ## the daemons of Slurm for the tests marked slurm (Debian, as root)
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge >/dev/null
+
+# Its own environment on top of the test one: its pins must not move those of the tests.
+$(NVRX_ENV)/.ready: $(ENV)/.ready
+	$(BIN)/python -m venv $(NVRX_ENV)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(NVRX_ENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests.pth"
+	$(NVRX_ENV)/bin/python $(PIP) nvidia-resiliency-ext==0.4.1
+	@touch $@
+
+nvrx-deps: $(NVRX_ENV)/.ready ## nvidia-resiliency-ext for the tests marked nvrx
+
 bench: $(ENV)/.ready ## speed as ratios
 	$(PYTEST) -s -m bench
 
@@ -74,4 +88,4 @@ docs: $(ENV)/.ready ## write the generated parts: README blocks, docs/cli.md, go
 	$(PYTEST) tests/cli tests/golden tests/test_notebooks.py --update-golden
 
 clean: ## remove environments, caches and builds
-	rm -rf $(PLAN_ENV) $(ENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(PLAN_ENV) $(ENV) $(NVRX_ENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -158,7 +158,9 @@ def resolve(
     cluster = make_request_cluster(settings, settings["system"].value, settings["gpus"].value)
     asked = settings["system"].value
     alias = f"{asked} is an alias of {cluster.system.name}" if str(asked) != cluster.system.name else ""
-    settings["system"] = Setting(cluster.system.name, settings["system"].origin, alias)
+    # A file keeps its path, so that a plan can be read back.
+    named = str(asked) if str(asked).endswith((".yaml", ".yml")) else cluster.system.name
+    settings["system"] = Setting(named, settings["system"].origin, alias)
     settings["gpus"] = Setting(cluster.gpus, settings["gpus"].origin, settings["gpus"].note)
     work = make_workload(settings, precision, workload)
     settings["seq_len"] = Setting(work.seq_len, settings["seq_len"].origin)
