@@ -131,10 +131,11 @@ def _unfinished_save(evidence: Evidence, facts: Facts, before: int) -> Event | N
 def _saving(evidence: Evidence, facts: Facts, events: Sequence[Event], waits: Sequence[Wait]) -> Judged:
     """The wait began within a save: rank 0 waits for writers too, or it is rank 0 that the others wait for."""
     save = _unfinished_save(evidence, facts, events[0].at)
-    if save is None or not waits:
+    stores = [event for event in events if event.pattern.id == "store-wait"]
+    if save is None or not (waits or stores):
         return None
-    lines = (save, *evidence.of("shards")[:1], *(wait.event for wait in waits[:2]))
-    if any(wait.rank == 0 for wait in waits) or evidence.of("shards"):
+    lines = (save, *evidence.of("shards")[:1], *(wait.event for wait in waits[:2]), *stores[:2])
+    if any(wait.rank == 0 for wait in waits) or evidence.of("shards") or not waits:
         return Verdict(
             "ckpt_save", "medium", (), "a save began and never ended, and rank 0 waits in it", lines, None, False
         )
@@ -286,6 +287,8 @@ def _store(evidence: Evidence, facts: Facts, events: Sequence[Event], waits: Seq
         return None
     if any(_CUDA_KEY.search(event.text) for event in asked):
         return _rank0(evidence, facts, asked)
+    if facts.progress or all("gloo" in event.text for event in asked):
+        return None
     said = "ranks wait at the key-value store for somebody who does not come"
     return Verdict("rendezvous", "low", (), said, tuple(asked[:4]), None, False)
 

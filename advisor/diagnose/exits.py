@@ -11,6 +11,8 @@ from advisor.diagnose.verdict import Verdict
 
 ORIGINS = ("banner", "agent", "srun", "said")
 KILLED = 137
+# Codes that no partner's failure brings about: crashes (SIGSEGV, SIGILL, SIGFPE) and the rerun state machine.
+TELLING = {139, 132, 136, 16, 17}
 # Code of the process that failed first -> cause where no line says more.
 MEANING: dict[int, tuple[str, Confidence, str]] = {
     139: ("native_crash", "medium", "the process crashed (SIGSEGV) and left no Python traceback"),
@@ -51,7 +53,7 @@ def by_exit_code(evidence: Evidence, facts: Facts) -> Verdict | None:
         )
     if failed is None:
         return None
-    if evidence.with_role("symptom") and failed.exit_code not in {139, 132, 136, 16, 17}:
+    if evidence.with_role("symptom") and failed.exit_code not in TELLING:
         return None
     cause, confidence, said = MEANING.get(
         failed.exit_code, (UNDETERMINED, "low", f"exit code {failed.exit_code}, and no line says why")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from advisor.diagnose.collectives import classify
 from advisor.diagnose.events import Event, Evidence
-from advisor.diagnose.exits import by_exit_code
+from advisor.diagnose.exits import TELLING, by_exit_code
 from advisor.diagnose.facts import Facts
 from advisor.diagnose.memory import read_message
 from advisor.diagnose.patterns import UNDETERMINED, Confidence, Knowledge
@@ -48,11 +48,14 @@ def judge(evidence: Evidence, facts: Facts, known: Knowledge) -> Verdict:
     waiting = classify(current, facts)
     if first is not None and not _comes_later(first, waiting):
         return first
-    if waiting is not None and waiting.cause != UNDETERMINED:
+    crashed = by_exit_code(current, facts)
+    if first is None and crashed is not None and crashed.exit_code in TELLING:
+        return crashed
+    if waiting is not None and waiting.cause != UNDETERMINED and (first is None or waiting.confidence != "low"):
         return _with_flapping_links(waiting, current)
     if first is not None:
         return first
-    return by_exit_code(current, facts) or waiting or _only_symptoms(current)
+    return crashed or waiting or _only_symptoms(current)
 
 
 def _resumed_at(evidence: Evidence, facts: Facts) -> int:
@@ -170,6 +173,8 @@ def _settled(first: Verdict, same: Sequence[Verdict], lines: tuple[Event, ...]) 
     node = first.node
     if first.cause == "network_ib":
         node, lines = _bad_path(lines)
+    if first.cause == "node_fail":
+        node = next((event.node for event in lines if event.node), None)
     ranks = first.ranks or next((one.ranks for one in same if one.ranks), ())
     return Verdict(first.cause, confidence, ranks, first.said, lines, node, first.blame_writer, first.exit_code)
 
@@ -187,7 +192,7 @@ def _bad_path(lines: tuple[Event, ...]) -> tuple[str | None, tuple[Event, ...]]:
 
 def _comes_later(first: Verdict, waiting: Verdict | None) -> bool:
     """Whether a stop from outside ended a job that was already waiting."""
-    if waiting is None or not waiting.events or waiting.cause == UNDETERMINED:
+    if waiting is None or not waiting.events or waiting.confidence == "low":
         return False
     return first.cause in EXTERNAL and first.events[0].at > waiting.events[-1].at
 

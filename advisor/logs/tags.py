@@ -20,6 +20,7 @@ class Tag:
 
 _RANK = re.compile(r"\[rank ?(?P<rank>\d+)\]:? ?", re.IGNORECASE)
 _SRUN = re.compile(r"(?P<rank>\d{1,6}): ")
+_RAISING = re.compile(r"\d{1,6}: (?:Traceback \(|  File \"|(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b)")
 _DEFAULT = re.compile(r"\[(?:default|trainer|worker)(?P<local>\d+)\]: ?")
 _NODE_RANK = re.compile(rf"\[(?P<node>{HOST})[:/](?:rank ?)?(?P<rank>\d+)\]:? ?")
 _NODE = re.compile(rf"(?P<node>{HOST}): ")
@@ -43,7 +44,8 @@ _FILE_NODE = re.compile(
 def read_tag(text: str, numbered: bool = False) -> Tag:
     """Tags at the head of `text`, any number of them in any order.
 
-    `numbered` says that the log labels lines as `srun --label` does (`12: ...`), where a bare number is a task.
+    `numbered` says that the log labels lines as `srun --label` does (`12: ...`), where a bare number is a task; before
+    a traceback it is one anyway.
     """
     rank: int | None = None
     local: int | None = None
@@ -62,7 +64,7 @@ def read_tag(text: str, numbered: bool = False) -> Tag:
             node = node or match["node"]
         elif match := _STAMP.match(rest):
             pass
-        elif numbered and rank is None and (match := _SRUN.match(rest)):
+        elif rank is None and (numbered or _RAISING.match(rest)) and (match := _SRUN.match(rest)):
             rank = int(match["rank"])
         elif node is None and (match := _NODE.match(rest)) and not _NO_NODE.match(match["node"]):
             node = match["node"]

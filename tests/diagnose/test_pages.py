@@ -9,9 +9,9 @@ import pytest
 
 DATA = Path(__file__).parent / "data"
 OOM = (
-    "[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 5 has a total capacity of 79.11 GiB "
-    "of which 0.51 GiB is free. Of the allocated memory 75.10 GiB is allocated by PyTorch, and 1.20 GiB is reserved by PyTorch "
-    "but unallocated.\n"
+    "[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 5 has a total capacity of "
+    "79.11 GiB of which 0.51 GiB is free. Of the allocated memory 75.10 GiB is allocated by PyTorch, and 1.20 GiB is "
+    "reserved by PyTorch but unallocated.\n"
 )
 
 
