@@ -31,9 +31,8 @@ def fields() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
 def megatron_defaults() -> dict[str, Any]:
     """Defaults of Megatron-LM's parser under the keys of a Bridge configuration."""
     found = {key_of(dest): flag.default for dest, flag in by_dest().items()}
-    found.update({key: 1 for key in (
-        "model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "model.context_parallel_size",
-        "model.expert_model_parallel_size")})  # fmt: skip
+    found.update(dict.fromkeys(("model.tensor_model_parallel_size", "model.pipeline_model_parallel_size",
+        "model.context_parallel_size", "model.expert_model_parallel_size"), 1))  # fmt: skip
     return found
 
 
@@ -145,7 +144,14 @@ def unknown_fields(setup: Setup) -> list[tuple[Note, str]]:
     for key, value in setup.values.items():
         section, _, name = key.partition(".")
         known = fields().get(section)
-        if known is None or not name or "." in name or section in _OPEN or name in known or f"added.{key}" in setup.facts:
+        if (
+            known is None
+            or not name
+            or "." in name
+            or section in _OPEN
+            or name in known
+            or f"added.{key}" in setup.facts
+        ):
             continue
         close = get_close_matches(name, list(known), 1, _TYPO)
         fix = f"did you mean {section}.{close[0]}?" if close else "check the spelling, or the version of Bridge"

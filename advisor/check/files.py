@@ -13,7 +13,9 @@ from advisor.check.reading import Reading
 from advisor.errors import InputError
 
 LARGEST_BYTES = 2 << 20
-_PYTHON = re.compile(r"^\s*(from\s+[\w.]+\s+import\s|import\s+\w|def\s+\w+\(|class\s+\w+|@\w+|\w+(\.\w+)+\s+=\s)", re.MULTILINE)
+_PYTHON = re.compile(
+    r"^\s*(from\s+[\w.]+\s+import\s|import\s+\w|def\s+\w+\(|class\s+\w+|@\w+|\w+(\.\w+)+\s+=\s)", re.MULTILINE
+)
 _SHELL = re.compile(r"^#!.*\b(?:ba|z|k|da)?sh\b|^#SBATCH\b|^\s*(?:export|srun|torchrun|ft_launcher)\s", re.MULTILINE)
 _FLAGS = re.compile(r"(?:^|\s)(?:--?[a-zA-Z][\w-]*|\+{0,2}[a-z_]+\.[\w.]+=\S*)(?:\s|=|$)")
 _YAML_KEY = re.compile(r"^[\w\"'-]+\s*:(\s|$)", re.MULTILINE)

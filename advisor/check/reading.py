@@ -79,7 +79,7 @@ def scalar(text: str) -> Any:
         return None if len(text) < 10 else text
     if text in ("True", "False"):
         return text == "True"
-    if _NOT_A_WORD.search(text) and not text.startswith(("[", "{")) or "*" in text or "&" in text:
+    if (_NOT_A_WORD.search(text) and not text.startswith(("[", "{"))) or "*" in text or "&" in text:
         return text.strip("'\"")
     try:
         value = yaml.safe_load(text)
@@ -103,8 +103,13 @@ _PACKAGES = {
     "nccl": "nccl", "megatron-core": "mcore", "megatron_core": "mcore", "megatron-bridge": "bridge",
     "nvidia-resiliency-ext": "nvrx", "deepep": "deepep", "deep_ep": "deepep",
 }  # fmt: skip
-_NAMES = "transformer[-_ ]engine|megatron[-_]core|megatron[-_]bridge|nvidia[-_]resiliency[-_]ext|deep_?ep|pytorch|torch|nccl|te"
-_MISSING = re.compile(rf"\b({_NAMES})\b[^.;,\n]{{0,40}}\b(?:not installed|not available|missing|absent|unavailable)", re.I)
+_NAMES = (
+    "transformer[-_ ]engine|megatron[-_]core|megatron[-_]bridge|nvidia[-_]resiliency[-_]ext|deep_?ep|pytorch|torch"
+    "|nccl|te"
+)
+_MISSING = re.compile(
+    rf"\b({_NAMES})\b[^.;,\n]{{0,40}}\b(?:not installed|not available|missing|absent|unavailable)", re.I
+)
 _MISSING_BEFORE = re.compile(rf"\b(?:no|without)\s+({_NAMES})\b", re.I)
 _VERSION = re.compile(rf"\b({_NAMES})\b\s*(?:version\s*|v|==|>=|=|:)?\s*(\d+\.\d+(?:\.\d+)?)", re.I)
 _VARIABLE = re.compile(r"\b([A-Z][A-Z0-9_]{3,})=(\S+)")

@@ -40,7 +40,9 @@ def performance() -> dict[str, dict[str, Any]]:
     """Sizes of the vendor's performance recipes by function name."""
     found = {}
     for row in csv.DictReader(preset("vendor_recipes.csv").splitlines()):
-        sizes = {SHORT[name]: int(row[name]) for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "mbs", "gbs") if row[name]}
+        sizes = {
+            SHORT[name]: int(row[name]) for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "mbs", "gbs") if row[name]
+        }
         found[row["recipe"]] = {**sizes, SHORT["seq"]: int(row["seq_len"]) if row["seq_len"] else None}
     return found
 

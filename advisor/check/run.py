@@ -116,8 +116,9 @@ def _is_system(name: str | None) -> bool:
 
 
 def _framework(readings: Iterable[Reading], target: str | None) -> Framework:
-    if target == "bridge" or target == "megatron-lm":
-        return target
+    named: dict[str | None, Framework] = {"bridge": "bridge", "megatron-lm": "megatron-lm"}
+    if target in named:
+        return named[target]
     said = [reading.framework for reading in readings if reading.framework is not None]
     return next((one for one in said if one != "mcore"), said[0] if said else "bridge")
 

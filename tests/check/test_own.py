@@ -19,7 +19,10 @@ torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py \\
   --hidden-dropout 0 --transformer-impl transformer_engine --mock-data --tokenizer-type NullTokenizer \\
   --vocab-size 32000 {moe} {flags}
 """
-EXPERTS = "--num-experts 8 --moe-ffn-hidden-size 1536 --moe-router-topk 2 --moe-grouped-gemm {bias} --moe-token-dispatcher-type alltoall"
+EXPERTS = (
+    "--num-experts 8 --moe-ffn-hidden-size 1536 --moe-router-topk 2 --moe-grouped-gemm {bias} "
+    "--moe-token-dispatcher-type alltoall"
+)
 PYTHON = """import torch
 from megatron.bridge.models.gpt_provider import GPTModelProvider
 from megatron.bridge.training.comm_overlap import CommOverlapConfig, userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192

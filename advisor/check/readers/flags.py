@@ -141,7 +141,7 @@ def _unknown(reading: Reading, name: str, known: Sequence[str], line: int, sever
 
 def _megatron(reading: Reading, words: Sequence[str], lines: Where, layout: Mapping[str, str]) -> None:
     """Megatron-LM flags, typed by Megatron's own table; flags of the launcher or of this tool stand beside them."""
-    own = [word for word in words]
+    own = list(words)
     parsed = megatron.Arguments()
     for at, word in enumerate(own):
         if word in ("--gpus", "--system") and at + 1 < len(own):

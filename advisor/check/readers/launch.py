@@ -16,7 +16,9 @@ _LAUNCHERS = {
     "ft_launcher": "ft_launcher", "srun": "srun", "mpirun": "mpirun", "deepspeed": "deepspeed",
 }  # fmt: skip
 _PER_TASK = re.compile(r"(?<!\\)\$\{?(SLURM_PROCID|SLURM_LOCALID|SLURM_NODEID)\b")
-_SECRET = re.compile(r"^\s*(?:export\s+)?(\w*(?:TOKEN|API_KEY|SECRET|PASSWORD)\w*)=[\"']?([A-Za-z0-9_\-.]{8,})", re.MULTILINE)
+_SECRET = re.compile(
+    r"^\s*(?:export\s+)?(\w*(?:TOKEN|API_KEY|SECRET|PASSWORD)\w*)=[\"']?([A-Za-z0-9_\-.]{8,})", re.MULTILINE
+)
 _TRAINING = ("run_recipe", "pretrain", "finetune", "train", "recipe", "sft", "bridge")
 _NOT_TRAINING = ("convert", "preprocess", "download", "tools/")
 

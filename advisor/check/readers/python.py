@@ -355,7 +355,9 @@ def read_python(path: str, text: str) -> Reading:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         where = f" (line {line}: {getattr(error, 'msg', '')})" if line else ""
-        raise InputError(f"{path!r} is not complete Python{where}", hint="finish the file; it is read, never run") from None
+        raise InputError(
+            f"{path!r} is not complete Python{where}", hint="finish the file; it is read, never run"
+        ) from None
     follower = Follower(reading)
     _imports(follower, tree)
     try:

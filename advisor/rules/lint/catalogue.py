@@ -22,7 +22,8 @@ READ_RULES = (
     rule("unknown-flag", "stop", "read", "bridge megatron-lm", "presets/launch/megatron_arguments.json",
          lambda c: None, "a flag that is almost one that exists (info where nothing is like it)", "the closest name"),
     rule("unknown-field", "stop", "read", "bridge", "presets/check/bridge_fields.json (bridge 0.3.1 and 0.6.2)",
-         lambda c: None, "a field that no configuration class has: refused as an override, lost when assigned in Python",
+         lambda c: None, "a field that no configuration class has: refused as an override, lost when assigned in "
+         "Python",
          "the closest name"),
     rule("argument-value", "stop", "read", "megatron-lm", "presets/launch/megatron_arguments.json",
          lambda c: None, "a value that the argument parser refuses", "a value of the kind or choices shown"),
@@ -47,6 +48,7 @@ def ask(one: ConfigRule, setup: Setup) -> Hit | None:
 def rules_by_id() -> dict[str, tuple[AnyRule, ...]]:
     """Every rule under its id: the form over columns, the form over configurations, or both; ids of readers too."""
     found: dict[str, tuple[AnyRule, ...]] = {}
-    for one in (*RULES, *CONFIG_RULES, *READ_RULES):
+    every: tuple[AnyRule, ...] = (*RULES, *CONFIG_RULES, *READ_RULES)
+    for one in every:
         found[one.id] = (*found.get(one.id, ()), one)
     return found

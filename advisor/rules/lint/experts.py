@@ -83,14 +83,14 @@ def _needs_modules(c: Setup) -> str | None:
 
 
 def _slow_overlap(c: Setup) -> bool:
-    few = c.dp is not None and bool(c.number("gbs")) and bool(c.number("mbs")) and (
-        c.number("gbs") // (c.number("mbs") * c.dp) < 4
+    few = c.dp is not None and c.n("gbs") != 0 and c.n("mbs") != 0 and (
+        c.n("gbs") // (c.n("mbs") * c.dp) < 4
     )  # fmt: skip
     return ep_overlap(c) and 1 < c.ep <= 4 and (bool(c.gpus and c.gpus <= 16) or few)
 
 
 def _lost_etp(c: Setup) -> bool:
-    many = (c.number("experts") or 0) > 1 or not c.known("experts")
+    many = c.n("experts") > 1 or not c.known("experts")
     return c.tp > 1 and c.ep > 1 and many and c.number("etp") is None and c.fact("bare_layout") is None
 
 
@@ -107,25 +107,25 @@ SIZES = (
          "EP {ep} with TP {tp} and no sequence parallelism: the configuration warns, training stops in the MoE layer",
          "sequence_parallel=true"),
     rule("moe-bias-needs-etp1", "stop", "transformer", "mcore", TC,
-         lambda c: (c.number("experts") or 0) > 1 and c.on("add_bias_linear") and c.etp > 1
+         lambda c: c.n("experts") > 1 and c.on("add_bias_linear") and c.etp > 1
          and (c.given("add_bias_linear") or c.framework == "megatron-lm"),
          "experts with a bias cannot be split, ETP is {etp}", "add_bias_linear=false, or ETP 1"),
     rule("moe-ffn-needs-experts", "stop", "transformer", "bridge mcore", TC,
          lambda c: c.number("moe_ffn_hidden_size") is not None and c.given("moe_ffn_hidden_size") and c.off("experts"),
          "moe_ffn_hidden_size {moe_ffn_hidden_size} without experts", "set num_moe_experts, or drop it"),
     rule("ep-only-splits-experts", "info", "grid", "mcore", f"{SKILLS} (ep-09); requirements/multi_node_slurm.txt",
-         lambda c: c.tp >= 4 and c.ep == 1 and (c.number("experts") or 0) >= 16 and c.known("ep"),
+         lambda c: c.tp >= 4 and c.ep == 1 and c.n("experts") >= 16 and c.known("ep"),
          "TP {tp} with EP 1: TP does not shrink the memory of {experts} experts as EP does", "raise EP"),
 )  # fmt: skip
 
 ROUTING = (
     rule("top1-needs-pre-softmax", "stop", "transformer", "mcore", TC,
-         lambda c: (c.number("experts") or 0) > 1 and c.number("moe_router_topk") == 1
+         lambda c: c.n("experts") > 1 and c.number("moe_router_topk") == 1
          and c.get("moe_router_score_function") == "softmax" and c.off("moe_router_pre_softmax")
          and c.get("moe_router_load_balancing_type") not in ("sinkhorn", ["sinkhorn"]),
          "top-1 softmax routing needs pre-softmax", "moe_router_pre_softmax=true"),
     rule("topk-within-experts", "stop", "transformer", "mcore", "ML:megatron/core/transformer/moe/router.py (topk)",
-         lambda c: bool(c.number("experts")) and (c.number("moe_router_topk") or 0) > c.number("experts"),
+         lambda c: c.n("experts") != 0 and c.n("moe_router_topk") > c.n("experts"),
          "top-{moe_router_topk} of {experts} experts", "a top-k no larger than the number of experts"),
     rule("expert-bias-needs-sigmoid", "stop", "transformer", "mcore", TC,
          lambda c: c.on("moe_router_enable_expert_bias")
@@ -154,7 +154,7 @@ ROUTING = (
          lambda c: c.on("moe_router_force_load_balancing"), "forced load balancing is for benchmarks only",
          "say so with every figure"),
     rule("router-fp32", "info", "transformer", "mcore", TC,
-         lambda c: (c.number("experts") or 0) >= 32 and c.known("moe_router_dtype") and c.off("moe_router_dtype"),
+         lambda c: c.n("experts") >= 32 and c.known("moe_router_dtype") and c.off("moe_router_dtype"),
          "{experts} experts are routed without fp32", "moe_router_dtype=fp32"),
 )  # fmt: skip
 
@@ -166,7 +166,8 @@ DISPATCHERS = (
          "back end {moe_flex_dispatcher_backend} is named, the dispatcher is {moe_token_dispatcher_type}: it stays in "
          "use", "moe_token_dispatcher_type=flex, or apply_flex_dispatcher_backend"),
     rule("ncclep-needs-flex", "stop", "transformer", "mcore", TC,
-         lambda c: c.get("moe_flex_dispatcher_backend") == "ncclep" and c.isnt("moe_token_dispatcher_type", "flex", None),
+         lambda c: c.get("moe_flex_dispatcher_backend") == "ncclep" and c.isnt("moe_token_dispatcher_type", "flex",
+         None),
          "ncclep with dispatcher {moe_token_dispatcher_type}", "moe_token_dispatcher_type=flex",
          versions="megatron-core >=0.19"),
     rule("deepep-flag-needs-flex", "stop", "transformer", "mcore", TC,
@@ -197,10 +198,11 @@ DISPATCHERS = (
          "deepep exchanges tokens between ranks, ETP x EP is 1", "alltoall"),
     rule("allgather-fixed-lengths", "stop", "transformer", "mcore", TC,
          lambda c: c.get("moe_token_dispatcher_type") == "allgather" and c.on("variable_seq_lengths")
-         and (c.number("experts") or 0) > 1,
+         and c.n("experts") > 1,
          "the allgather dispatcher does not take variable sequence lengths", "alltoall"),
     rule("allgather-is-slow", "slow", "overlap", "mcore", "ML:megatron/core/transformer/moe/README.md",
-         lambda c: c.given("moe_token_dispatcher_type") and c.get("moe_token_dispatcher_type") == "allgather" and c.ep > 1,
+         lambda c: c.given("moe_token_dispatcher_type") and c.get("moe_token_dispatcher_type") == "allgather"
+         and c.ep > 1,
          "the allgather dispatcher sends every token to every rank of EP {ep}", "alltoall or flex"),
     rule("shared-overlap-needs-alltoall", "stop", "transformer", "mcore", TC,
          lambda c: c.on("moe_shared_expert_overlap") and c.on("moe_shared_expert_intermediate_size")
@@ -215,7 +217,7 @@ EP_OVERLAP = (
     rule("ep-overlap-needs-ep", "stop", "overlap", "mcore", f"{COMM}; {TC}",
          lambda c: ep_overlap(c) and c.one("ep"), "EP all-to-all overlap with EP {ep}", "EP > 1, or drop the overlap"),
     rule("ep-overlap-needs-experts", "stop", "overlap", "mcore", f"{COMM}; {TC}",
-         lambda c: ep_overlap(c) and c.known("experts") and (c.number("experts") or 0) <= 1,
+         lambda c: ep_overlap(c) and c.known("experts") and c.n("experts") <= 1,
          "EP all-to-all overlap without experts ({experts})", "drop the overlap"),
     rule("ep-overlap-needs-alltoall", "stop", "overlap", "mcore", f"{COMM}; {TC}",
          lambda c: ep_overlap(c) and not c.fact("flex_helper")
@@ -235,7 +237,7 @@ EP_OVERLAP = (
          lambda c: ep_overlap(c) and c.on("moe_shared_expert_overlap") and not c.fact("flex_helper"),
          "EP all-to-all overlap with shared-expert overlap", "moe_shared_expert_overlap=false"),
     rule("ep-overlap-one-mtp", "stop", "overlap", "mcore", f"{COMM}; {TC}",
-         lambda c: ep_overlap(c) and (c.number("mtp_num_layers") or 0) > 1,
+         lambda c: ep_overlap(c) and c.n("mtp_num_layers") > 1,
          "EP all-to-all overlap with {mtp_num_layers} prediction layers", "at most one"),
     rule("ep-overlap-needs-half-precision", "stop", "overlap", "mcore", f"{COMM}; {TC}",
          lambda c: ep_overlap(c) and _precision_known(c) and not c.on("bf16") and not c.on("fp16"),
@@ -256,7 +258,8 @@ EP_OVERLAP = (
          "EP {ep} on {gpus} GPUs: the overlap of the all-to-all rarely pays here", "leave it off"),
     rule("ep-overlap-with-cp-connections", "info", "environment", "megatron-lm", ARG,
          lambda c: ep_overlap(c) and (c.tp > 1 or c.cp > 1) and c.capability is not None and c.capability[0] < 10,
-         "TP {tp} / CP {cp} want CUDA_DEVICE_MAX_CONNECTIONS=1, the EP overlap a larger value", "1 or 32, by measurement"),
+         "TP {tp} / CP {cp} want CUDA_DEVICE_MAX_CONNECTIONS=1, the EP overlap a larger value",
+         "1 or 32, by measurement"),
 )  # fmt: skip
 
 WGRAD = (

@@ -40,7 +40,7 @@ Answer = bool | str | Hit | None
 
 @dataclass(frozen=True, slots=True)
 class ConfigRule:
-    """One rule asked of a `Setup`: an object of the family of `advisor.rules.rule.Rule`, with the same descriptive fields.
+    """One rule asked of a `Setup`: an object of the same family as `advisor.rules.rule.Rule` (see `AnyRule`).
 
     `broken` returns something true where the rule is broken: True (the message is `says`), a message, or a `Hit`.
     `says` and `fix` name settings in braces, which are filled in with their values: "TP {tp}", "{ddp.bucket_size}".
@@ -97,7 +97,7 @@ def fill(text: str, setup: Setup) -> str:
     return _FIELD.sub(value, text)
 
 
-def rule(
+def rule(  # noqa: PLR0917 (rules are rows of a table)
     id: str,
     severity: Severity,
     stage: str,

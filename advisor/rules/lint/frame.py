@@ -50,7 +50,7 @@ def _v2(c: Setup) -> str | None:
     for key in ("tp", "pp", "cp", "ep"):
         if c.size(key) > 1:
             return f"Megatron-FSDP v2 with {key.upper()} {c.size(key)}"
-    if (c.number("experts") or 0) > 1:
+    if c.n("experts") > 1:
         return "Megatron-FSDP v2 with experts"
     for key in ("fp8", "fp4", "calculate_per_token_loss", "optimizer.use_precision_aware_optimizer", "cpu_offloading",
                 "optimizer.optimizer_cpu_offload", "checkpoint.save", "checkpoint.load"):  # fmt: skip
@@ -191,7 +191,8 @@ FSDP = (
              (c.pp > 1, "--use-torch-fsdp2 with PP"), (c.ep > 1, "--use-torch-fsdp2 with EP"),
              (c.on("ddp.use_distributed_optimizer"), "--use-torch-fsdp2 with the distributed optimizer"),
              (c.on("gradient_accumulation_fusion"), "--use-torch-fsdp2 with gradient accumulation fusion"),
-             (c.isnt("checkpoint.ckpt_format", "torch_dist", "torch_dcp"), "--use-torch-fsdp2 with this checkpoint format"),
+             (c.isnt("checkpoint.ckpt_format", "torch_dist", "torch_dcp"),
+             "--use-torch-fsdp2 with this checkpoint format"),
              (c.off("untie_embeddings_and_output_weights"), "--use-torch-fsdp2 with tied embeddings"),
              (c.on("fp16"), "--use-torch-fsdp2 with fp16")) if bad), None),
          "torch FSDP2 does not take this", "Megatron-FSDP"),
@@ -210,7 +211,8 @@ DATASETS = (
     rule("same-sequence-length", "stop", "transformer", "bridge", f"{CFG} (29)",
          lambda c: c.given("dataset.seq_length", "dataset.sequence_length", "seq")
          and (length := c.number("dataset.seq_length") or c.number("dataset.sequence_length")) is not None
-         and (c.given("seq") or c.fact("recipe") is not None) and c.number("seq") is not None and c.number("seq") != length,
+         and (c.given("seq") or c.fact("recipe") is not None) and c.number("seq") is not None
+         and c.number("seq") != length,
          "model.seq_length {seq} and the dataset's {dataset.seq_length} differ", "set both alike"),
     rule("sft-length-divides", "stop", "transformer", "bridge", f"{CFG} (7)", _sft_length,
          "the fine-tuning length does not divide", "pad to the multiple", versions="bridge >=0.6"),
@@ -235,7 +237,7 @@ DATASETS = (
          "enable_offline_packing {dataset.enable_offline_packing} and the packing specs disagree", "set both"),
     rule("packing-positive-size", "stop", "transformer", "bridge", f"{CFG} (3)",
          lambda c: any(c.number(f"dataset.{key}.packed_sequence_size") is not None
-                       and c.number(f"dataset.{key}.packed_sequence_size") <= 0
+                       and c.n(f"dataset.{key}.packed_sequence_size") <= 0
                        for key in ("offline_packing_specs", "packed_sequence_specs"))
          and c.stated("dataset.enable_offline_packing") is not False,
          "a packed sequence size of 0 or less", "a size above 0"),
@@ -254,13 +256,15 @@ DATASETS = (
          "in-batch packing with micro batch 1", "micro_batch_size=2 or more"),
     rule("energon-micro-batch", "stop", "transformer", "bridge", f"{CFG} (6)",
          lambda c: str(c.fact("built.dataset") or "").startswith("Energon") and c.number("mbs") is not None
-         and c.number("dataset.micro_batch_size") is not None and c.number("mbs") != c.number("dataset.micro_batch_size"),
+         and c.number("dataset.micro_batch_size") is not None
+         and c.number("mbs") != c.number("dataset.micro_batch_size"),
          "Energon micro batch {dataset.micro_batch_size} and train micro batch {mbs} differ", "set both alike"),
     rule("padding-forced", "silent", "transformer", "bridge", f"{CFG} (8)",
          lambda c: c.stated("dataset.pad_to_max_length") is False and (c.pp > 1 or c.ep > 1),
          "pad_to_max_length false with PP {pp} and EP {ep}: it becomes true", "set it true"),
     rule("peft-needs-pretrained", "stop", "checkpoint", "bridge", f"{CFG} (28)",
-         lambda c: (c.has("peft") or c.fact("mode") in ("peft", "lora")) and c.get("checkpoint.pretrained_checkpoint") is None
+         lambda c: (c.has("peft") or c.fact("mode") in ("peft", "lora"))
+         and c.get("checkpoint.pretrained_checkpoint") is None
          and (not c.fact("recipe") or c.given("checkpoint.pretrained_checkpoint") or c.given("peft")),
          "PEFT without checkpoint.pretrained_checkpoint", "checkpoint.pretrained_checkpoint=PATH"),
     rule("deprecated-eval-fields", "silent", "transformer", "bridge", f"{CFG} (31)",

@@ -137,7 +137,7 @@ def _ways_with_ends(c: Setup) -> bool:
     account = c.on("account_for_embedding_in_pipeline_split") or c.on("account_for_loss_in_pipeline_split")
     layout = c.get("pipeline_model_parallel_layout") is not None
     per = c.get("num_layers_per_virtual_pipeline_stage") is not None and c.framework == "megatron-lm"
-    return bool(_ends(c)) and (account or layout or per) or (layout and account)
+    return (bool(_ends(c)) and (account or layout or per)) or (layout and account)
 
 
 def _vpp_at_all(c: Setup) -> bool:
@@ -171,7 +171,8 @@ GRID = (
          lambda c: c.dp is not None and c.number("layout.dp") is not None and c.number("layout.dp") != c.dp,
          "DP {layout.dp} is stated, {gpus} GPUs / (TP {tp} x PP {pp} x CP {cp}) is {dp}", "EP is no factor of DP"),
     rule("positive-sizes", "stop", "arguments", "mcore", f"{TC} __post_init__",
-         lambda c: next((f"{key} is {c.get(key)}: it must be 1 or more" for key in ("tp", "pp", "cp", "ep", "etp", "mbs",
+         lambda c: next((f"{key} is {c.get(key)}: it must be 1 or more" for key in ("tp", "pp", "cp", "ep", "etp",
+         "mbs",
                          "gbs", "layers") if (n := c.number(key)) is not None and n < 1), None),
          "a size below 1", "use 1 or more"),
     rule("sp-needs-tp", "stop", "grid", "bridge mcore", f"{MPC} __post_init__",
@@ -197,7 +198,7 @@ GRID = (
          "num_epochs needs dataloader_type batch, it is {dataset.dataloader_type}", "dataset.dataloader_type=batch",
          versions="bridge >=0.6"),
     rule("schedule-in-one-unit", "stop", "arguments", "bridge megatron-lm", f"{CFG} scheduler; {ARG}",
-         lambda c: _iterations_and_samples(c),
+         _iterations_and_samples,
          "training and learning-rate schedule are counted in different units (iterations, samples)", "use one unit"),
     rule("warmup-once", "stop", "arguments", "bridge megatron-lm", f"{CFG}: SchedulerConfig; {ARG}", _both_warmups,
          "lr_warmup_fraction {scheduler.lr_warmup_fraction} and an exact warm-up are both set", "keep one"),
@@ -209,30 +210,33 @@ GRID = (
          and c.on("scheduler.use_checkpoint_opt_param_scheduler"),
          "the scheduler is to be overridden and to be taken from the checkpoint", "keep one"),
     rule("min-lr-below-lr", "stop", "arguments", "megatron-lm", ARG,
-         lambda c: (c.number("optimizer.lr") or 0) > 0 and (c.number("optimizer.min_lr") or 0) > c.number("optimizer.lr"),
+         lambda c: c.n("optimizer.lr") > 0 and (c.number("optimizer.min_lr")
+         or 0) > c.n("optimizer.lr"),
          "min_lr {optimizer.min_lr} is above lr {optimizer.lr}", "lower min_lr"),
     rule("save-needs-interval", "stop", "checkpoint", "megatron-lm", ARG,
          lambda c: c.get("checkpoint.save") is not None and not c.number("checkpoint.save_interval"),
          "--save without --save-interval", "add --save-interval"),
     rule("retain-multiple-of-save", "stop", "checkpoint", "megatron-lm", ARG,
-         lambda c: bool(c.number("checkpoint.save_retain_interval")) and bool(c.number("checkpoint.save_interval"))
-         and c.number("checkpoint.save_retain_interval") % c.number("checkpoint.save_interval") != 0,
+         lambda c: c.n("checkpoint.save_retain_interval") != 0 and c.n("checkpoint.save_interval") != 0
+         and c.n("checkpoint.save_retain_interval") % c.n("checkpoint.save_interval") != 0,
          "retain interval {checkpoint.save_retain_interval} is no multiple of save interval {checkpoint.save_interval}",
          "make it a multiple"),
     rule("one-data-source", "stop", "arguments", "megatron-lm", ARG,
          lambda c: c.on("dataset.mock_data") and c.get("dataset.data_path") is not None,
          "--mock-data together with --data-path", "keep one data source"),
     rule("positions-cover-sequence", "stop", "arguments", "megatron-lm", ARG,
-         lambda c: (c.number("max_position_embeddings") or 10**12) < (c.number("seq") or 0),
+         lambda c: (c.number("max_position_embeddings") or 10**12) < c.n("seq"),
          "max_position_embeddings {max_position_embeddings} is below seq_length {seq}", "raise it to {seq}"),
     rule("heads-divide-hidden", "stop", "transformer", "megatron-lm", ARG,
-         lambda c: c.get("kv_channels") is None and bool(c.number("hidden_size")) and bool(c.number("num_attention_heads"))
-         and c.number("hidden_size") % c.number("num_attention_heads") != 0,
+         lambda c: c.get("kv_channels") is None and c.n("hidden_size") != 0
+         and c.n("num_attention_heads") != 0
+         and c.n("hidden_size") % c.n("num_attention_heads") != 0,
          "hidden size {hidden_size} does not divide by {num_attention_heads} heads and kv_channels is not set",
          "set --kv-channels"),
     rule("deprecated-argument", "stop", "arguments", "megatron-lm", f"{ARG} (Deprecated arguments)",
          lambda c: next((f"--{name.replace('_', '-')} is no longer valid" for name in
-                         ("batch_size", "warmup", "model_parallel_size", "checkpoint_activations") if c.on(name)), None),
+                         ("batch_size", "warmup", "model_parallel_size", "checkpoint_activations") if c.on(name)),
+                         None),
          "an argument that Megatron-LM has removed", "use --micro-batch-size, --lr-warmup-fraction, "
          "--tensor-model-parallel-size, --recompute-granularity"),
     rule("weight-decay-style", "stop", "arguments", "megatron-lm", ARG,

@@ -10,7 +10,7 @@ from advisor.rules.lint.transformer import graph
 
 MEMORY = f"{SKILLS}-perf-memory-tuning"
 SYNC = "ML:megatron/core/extensions (CUDA reads the variable when the context is made)"
-CONTAINER_ONLY = ("no-container-mount-home", "container-image", "container-mounts", "container-writable", "mpi")
+NODE_LOCAL = ("/root", "/tmp", "/local")  # noqa: S108 (recognised, not used)
 
 
 def _major(c: Setup) -> int | None:
@@ -102,7 +102,8 @@ def _node_rank(c: Setup) -> bool:
 
 ENVIRONMENT = (
     rule("max-connections-on-hopper", "stop", "environment", "megatron-lm", ARG, _connections,
-         "TP {tp} / CP {cp} before Blackwell need CUDA_DEVICE_MAX_CONNECTIONS=1, it is {env.CUDA_DEVICE_MAX_CONNECTIONS}",
+         "TP {tp} / CP {cp} before Blackwell need CUDA_DEVICE_MAX_CONNECTIONS=1, it is "
+         "{env.CUDA_DEVICE_MAX_CONNECTIONS}",
          "export CUDA_DEVICE_MAX_CONNECTIONS=1"),
     rule("max-connections-wanted", "slow", "environment", "bridge", f"{PERF}; {OVERLAP}",
          lambda c: _major(c) == 9 and (c.tp > 1 or c.cp > 1) and not ep_overlap(c) and not fsdp(c)
@@ -117,7 +118,8 @@ ENVIRONMENT = (
          "export it in the launch script"),
     rule("connections-set-in-python", "info", "environment", "env", SYNC,
          lambda c: c.fact("python_variable") is not None and c.fact("late_variable") is None,
-         "{fact.python_variable} is set in Python: it works only before anything touches CUDA", "export it in the script"),
+         "{fact.python_variable} is set in Python: it works only before anything touches CUDA",
+         "export it in the script"),
     rule("expandable-segments-need-graph-register", "stop", "environment", "mcore", f"{ARG}; {PERF} (cg-05)",
          lambda c: _expandable(c) and graph(c) not in ("none", "local") and (
              c.unset("NCCL_GRAPH_REGISTER") or c.variable("NCCL_GRAPH_REGISTER") not in (None, "0")),
@@ -140,7 +142,8 @@ ENVIRONMENT = (
          "in-process restart needs its environment variables", "export TORCH_CPP_LOG_LEVEL=error "
          "TORCH_NCCL_RETHROW_CUDA_ERRORS=0 NCCL_NVLS_ENABLE=0"),
     rule("restart-rethrow", "silent", "environment", "bridge megatron-lm", RESILIENCY,
-         lambda c: c.on("inprocess_restart.enabled") and c.variable("TORCH_NCCL_RETHROW_CUDA_ERRORS") not in (None, "0"),
+         lambda c: c.on("inprocess_restart.enabled") and c.variable("TORCH_NCCL_RETHROW_CUDA_ERRORS") not in (None,
+         "0"),
          "in-process restart with TORCH_NCCL_RETHROW_CUDA_ERRORS={env.TORCH_NCCL_RETHROW_CUDA_ERRORS}", "0"),
 )  # fmt: skip
 
@@ -150,7 +153,8 @@ SLURM_RULES = (
     rule("one-task-for-all-gpus", "stop", "launch", "slurm", SLURM, _one_task,
          "srun starts one task per node for {slurm.gpus-per-node} GPUs: the other GPUs idle and the world is too small",
          "#SBATCH --ntasks-per-node=8"),
-    rule("ranks-match-gpus", "stop", "launch", "slurm", SLURM, _ranks, "ranks and GPUs do not match", "make them agree"),
+    rule("ranks-match-gpus", "stop", "launch", "slurm", SLURM, _ranks, "ranks and GPUs do not match",
+        "make them agree"),
     rule("ranks-match-request", "info", "launch", "slurm", SLURM, _world, "ranks and --gpus differ", "make them agree"),
     rule("torchrun-needs-node-rank", "stop", "launch", "slurm", SLURM, _node_rank,
          "torchrun on several nodes without --node_rank or --rdzv_endpoint: every node is node 0",
@@ -175,12 +179,13 @@ SLURM_RULES = (
          "{fact.secret} is written into the script", "pass it through the scheduler's environment"),
     rule("nemo-home-shared", "silent", "launch", "slurm", f"{SLURM} (7; pk-02)",
          lambda c: (c.number("slurm.nodes") or c.number("launch.nnodes") or 1) > 1 and (
-             (c.variable("NEMO_HOME") or "").startswith(("/root", "/tmp", "/local"))),
+             (c.variable("NEMO_HOME") or "").startswith(NODE_LOCAL)),
          "NEMO_HOME={env.NEMO_HOME} is local to a node: others do not see packed data", "a shared path"),
     rule("nemo-home-unset", "info", "launch", "slurm", f"{SLURM} (7; pk-02)",
          lambda c: (c.number("slurm.nodes") or 1) > 1 and c.fact("mode") in ("sft", "peft", "lora", "finetune")
          and c.unset("NEMO_HOME"),
-         "fine-tuning on several nodes without NEMO_HOME on a shared file system", "export NEMO_HOME=SHARED/cache/nemo"),
+         "fine-tuning on several nodes without NEMO_HOME on a shared file system",
+         "export NEMO_HOME=SHARED/cache/nemo"),
     rule("uv-sync-on-every-rank", "info", "launch", "slurm", SLURM,
          lambda c: c.fact("uv_sync") is not None and (c.number("slurm.nodes") or 1) > 1,
          "uv sync on every rank: warm the cache with one process first", "two-phase srun"),
@@ -194,4 +199,3 @@ SLURM_RULES = (
 )  # fmt: skip
 
 LAUNCH = (*ENVIRONMENT, *SLURM_RULES)
-__all__ = ["CONTAINER_ONLY", "LAUNCH"]

@@ -202,7 +202,7 @@ PIPELINE = (
                     or (c.on("defer_embedding_wgrad_compute") and not c.has("comm_overlap")))
          and (c.one("pp") or c.off("gradient_accumulation_fusion")
               or (c.has("comm_overlap") and (c.number("comm_overlap.wgrad_deferral_limit") is None
-                                             or c.number("comm_overlap.wgrad_deferral_limit") < 0))),
+                                             or c.n("comm_overlap.wgrad_deferral_limit") < 0))),
          "defer_embedding_wgrad_compute needs PP > 1 (PP {pp}), gradient_accumulation_fusion and a "
          "wgrad_deferral_limit of 0 or more (the automatic value is -1)", "set wgrad_deferral_limit=0, or drop it"),
     rule("override-after-finalize", "silent", "overlap", "bridge",
@@ -212,7 +212,8 @@ PIPELINE = (
          "(microbatch_group_size_per_vp_stage, ...) stay as they were", "set it before finalize()"),
     rule("comm-overlap-edited-late", "silent", "overlap", "bridge", COMM,
          lambda c: c.fact("comm_overlap_after_finalize") is not None,
-         "{fact.comm_overlap_after_finalize} is set after comm_overlap.finalize(): a snapshot was taken, the edit is lost",
+         "{fact.comm_overlap_after_finalize} is set after comm_overlap.finalize(): a snapshot was taken, the edit is "
+         "lost",
          "set it before finalize()"),
 )  # fmt: skip
 
@@ -234,7 +235,8 @@ DATA = (
          and (c.fact("interleaved") is False or c.off("ddp.overlap_param_gather")
               or c.off("ddp.use_distributed_optimizer") or c.get("checkpoint.ckpt_format") in (
                   "torch_dist", "zarr", "torch_dcp", "fsdp_dtensor")),
-         "--overlap-param-gather-with-optimizer-step needs the distributed optimizer, param gather overlap, interleaved "
+         "--overlap-param-gather-with-optimizer-step needs the distributed optimizer, param gather overlap, "
+         "interleaved "
          "stages and a checkpoint format other than {checkpoint.ckpt_format}", "drop it"),
     rule("gather-with-step-needs-vpp-bridge", "silent", "overlap", "bridge", COMM,
          lambda c: c.on("comm_overlap.overlap_param_gather_with_optimizer_step") and c.known("pp") and c.known("vpp")
@@ -255,12 +257,13 @@ DATA = (
          "comm_overlap.bucket_size None reads as unset: 134217728 parameters are taken", "state a number"),
     rule("bucket-size-is-a-count", "silent", "overlap", "bridge", f"{COMM}; {OVERLAP}",
          lambda c: next((f"{key} is {c.get(key)}: it is a number of parameters"
-                         for key in ("comm_overlap.bucket_size", "ddp.bucket_size") if isinstance(c.get(key), bool)
-                         or isinstance(c.get(key), str)), None),
+                         for key in ("comm_overlap.bucket_size", "ddp.bucket_size") if isinstance(c.get(key),
+                         bool | str)),
+                        None),
          "bucket_size must be a number of parameters", "bucket_size=134217728"),
     rule("bucket-size-needs-grad-overlap", "silent", "overlap", "bridge mcore", BUFFER,
-         lambda c: c.stated("comm_overlap.bucket_size") is not None
-         and c.stated("comm_overlap.overlap_grad_reduce") is False
+         lambda c: (c.stated("comm_overlap.bucket_size") is not None
+         and c.stated("comm_overlap.overlap_grad_reduce") is False)
          or (not c.has("comm_overlap") and c.stated("ddp.bucket_size") is not None
              and c.off("ddp.overlap_grad_reduce")),
          "a bucket size without the overlap of the gradient reduction: everything is one bucket",
@@ -268,7 +271,8 @@ DATA = (
     rule("bucket-size-without-dp", "silent", "overlap", "bridge", COMM,
          lambda c: c.dp == 1 and (c.stated("comm_overlap.overlap_grad_reduce") is True
                                   or c.stated("comm_overlap.overlap_param_gather") is True),
-         "data-parallel overlap is asked for with DP 1 ({gpus} GPUs, TP {tp} PP {pp} CP {cp}): there is nothing to reduce",
+         "data-parallel overlap is asked for with DP 1 ({gpus} GPUs, TP {tp} PP {pp} CP {cp}): there is nothing to "
+         "reduce",
          "drop it"),
     rule("bucket-size-looks-like-bytes", "info", "overlap", "bridge mcore", f"{OVERLAP}; {TP_SKILL} (dp-01)",
          lambda c: any((c.number(key) or 0) >= 2**29 and c.given(key) and not isinstance(c.get(key), bool)
@@ -302,7 +306,8 @@ DATA = (
     rule("environment-is-no-overlap-field", "stop", "overlap", "bridge", f"{OVERLAP}; {TP_SKILL} (dp-03)",
          lambda c: any(c.given(f"comm_overlap.{key}") for key in (
              "cuda_device_max_connections", "layernorm_sm_margin", "CUDA_DEVICE_MAX_CONNECTIONS")),
-         "CUDA_DEVICE_MAX_CONNECTIONS and LayerNorm SM margins are environment variables, no fields of CommOverlapConfig",
+         "CUDA_DEVICE_MAX_CONNECTIONS and LayerNorm SM margins are environment variables, no fields of "
+         "CommOverlapConfig",
          "export them in the launch script"),
     rule("overlap-needs-distopt", "silent", "overlap", "bridge", COMM,
          lambda c: c.stated("comm_overlap.overlap_param_gather") is True and c.off("ddp.use_distributed_optimizer")

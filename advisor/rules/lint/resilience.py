@@ -110,10 +110,11 @@ ASYNC = (
 CHECKPOINT = (
     *ASYNC,
     rule("save-interval-without-save", "silent", "checkpoint", "mcore", f"{CFG}: CheckpointConfig",
-         lambda c: c.given("checkpoint.save_interval") and bool(c.number("checkpoint.save_interval"))
+         lambda c: c.given("checkpoint.save_interval") and c.n("checkpoint.save_interval") != 0
          and c.known("checkpoint.save") and c.get("checkpoint.save") is None,
          "save_interval {checkpoint.save_interval} without a save path: nothing is written", "checkpoint.save=PATH"),
-    rule("local-checkpoints-written", "silent", "checkpoint", "bridge megatron-lm", f"{CFG}; {RESILIENCY} (ck-01)", _local,
+    rule("local-checkpoints-written", "silent", "checkpoint", "bridge megatron-lm", f"{CFG}; {RESILIENCY} (ck-01)",
+        _local,
          "local checkpoints need a directory, type local and an interval", "set all three"),
     rule("local-type-needs-dir", "stop", "checkpoint", "bridge megatron-lm", ARG,
          lambda c: c.get("checkpoint.non_persistent_ckpt_type") == "local"
@@ -164,8 +165,10 @@ CHECKPOINT = (
     rule("constant-structure-vs-rerun", "silent", "checkpoint", "bridge megatron-lm",
          "https://github.com/NVIDIA/Megatron-LM/issues/4378",
          lambda c: c.on("checkpoint.ckpt_assume_constant_structure")
-         and c.get("rerun_state_machine.rerun_mode") in ("validate_results", "report_stats", "report_determinism_stats"),
-         "ckpt_assume_constant_structure with rerun mode {rerun_state_machine.rerun_mode}: the checkpoint written after "
+         and c.get("rerun_state_machine.rerun_mode") in ("validate_results", "report_stats",
+         "report_determinism_stats"),
+         "ckpt_assume_constant_structure with rerun mode {rerun_state_machine.rerun_mode}: the checkpoint written "
+         "after "
          "a fault cannot be loaded", "drop one of them"),
 )  # fmt: skip
 
@@ -211,7 +214,8 @@ FAULTS = (
              c.given(f"nvrx_straggler.{key}") for key in ("stop_if_detected", "gpu_relative_perf_threshold",
                                                           "report_time_interval", "gpu_individual_perf_threshold")),
          "NVRx straggler settings with enabled false have no effect", "nvrx_straggler.enabled=true"),
-    rule("watchdog-above-hard-timeout", "stop", "resiliency", "bridge megatron-lm", f"{RESILIENCY} (pitfall 6)", _watchdog,
+    rule("watchdog-above-hard-timeout", "stop", "resiliency", "bridge megatron-lm", f"{RESILIENCY} (pitfall 6)",
+        _watchdog,
          "the NCCL watchdog must fire after hard_timeout", "a longer distributed timeout"),
     rule("soft-below-hard-timeout", "silent", "resiliency", "bridge megatron-lm", "NVRx in-process restart (our check)",
          lambda c: _order(c, "soft_timeout", "hard_timeout", (60.0, 90.0)),
@@ -221,7 +225,8 @@ FAULTS = (
          lambda c: _order(c, "heartbeat_interval", "heartbeat_timeout", (30.0, 60.0)),
          "heartbeat_interval {inprocess_restart.heartbeat_interval} is not below heartbeat_timeout "
          "{inprocess_restart.heartbeat_timeout}", "interval < timeout"),
-    rule("active-world-size", "stop", "resiliency", "bridge megatron-lm", "NVRx in-process restart (our check)", _active,
+    rule("active-world-size", "stop", "resiliency", "bridge megatron-lm", "NVRx in-process restart (our check)",
+        _active,
          "active_world_size does not fit", "whole nodes, at most the world"),
     rule("restart-settings-unused", "silent", "resiliency", "bridge",
          "MB:src/megatron/bridge/training/inprocess_restart.py",

@@ -50,9 +50,9 @@ class Setup:
     """One job's settings.
 
     `values` are stated in files, `base` are those of the recipe the files start from, `defaults` what the framework
-    takes otherwise. `env` holds the environment a launch file sets (None = unset there); `env_known` says that the files
-    include the launch script, so that a variable it does not name is taken as unset. `packages` maps te, torch, ... to
-    a version tuple, () = installed, None = stated as missing. `facts` are what readers noticed beyond settings.
+    takes otherwise. `env` holds the environment a launch file sets (None = unset there); `env_known` says that the
+    files include the launch script, so that a variable it does not name is taken as unset. `packages` maps te, torch and
+    others to a version tuple (None = stated as missing). `facts` are what readers noticed beyond settings.
     """
 
     framework: Framework = "bridge"
@@ -110,6 +110,10 @@ class Setup:
         """A number, or None where the setting is unknown, None or something else."""
         value = self.get(key)
         return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    def n(self, key: str) -> int | float:
+        """A number, 0 where the setting is unknown, None or something else."""
+        return self.number(key) or 0
 
     def size(self, key: str) -> int:
         """A size of a parallel group: 1 where it is unknown or None."""

@@ -1,4 +1,4 @@
-"""What Megatron-Core's TransformerConfig refuses or ignores: recomputation, CUDA graphs, context parallelism, numbers."""
+"""What Megatron-Core's TransformerConfig refuses or ignores: recomputation, CUDA graphs, contexts, numbers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ OFFLOADABLE = {
 
 def full(c: Setup) -> bool:
     """Full recomputation."""
-    return c.get("recompute_granularity") == "full"
+    return bool(c.get("recompute_granularity") == "full")
 
 
 def selective(c: Setup) -> bool:
     """Selective recomputation."""
-    return c.get("recompute_granularity") == "selective"
+    return bool(c.get("recompute_granularity") == "selective")
 
 
 def graph(c: Setup) -> str:
@@ -73,7 +73,7 @@ def _unknown(c: Setup, key: str, allowed: set[str]) -> str | None:
 def _bf16_ends(c: Setup) -> str | None:
     if not (c.on("first_last_layers_bf16") and c.number("layers")):
         return None
-    most = int(c.number("layers") or 0) // c.pp
+    most = int(c.n("layers")) // c.pp
     for key in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
         count = c.number(key)
         if count is not None and not 0 <= count <= most:
@@ -102,10 +102,10 @@ def _moe_graph(c: Setup) -> str | None:
         return "a graph over moe and over moe_router"
     if "moe_preprocess" in inside and "moe_router" not in inside and impl == "transformer_engine":
         return "a graph over moe_preprocess without moe_router"
-    if inside & {"moe", "moe_router"} and c.known("experts") and (c.number("experts") or 0) <= 1:
+    if inside & {"moe", "moe_router"} and c.known("experts") and c.n("experts") <= 1:
         return "a graph over moe in a dense model"
     dense_none = c.get("moe_layer_freq") in (1, None) and c.known("moe_layer_freq")
-    if "mlp" in inside and (c.number("experts") or 0) > 1 and dense_none:
+    if "mlp" in inside and c.n("experts") > 1 and dense_none:
         return "a graph over mlp, but every layer of the model has experts"
     dropless = c.known("moe_pad_expert_input_to_capacity") and not c.on("moe_pad_expert_input_to_capacity")
     if "moe" in inside and (dropless or c.off("moe_expert_capacity_factor")):
@@ -126,7 +126,8 @@ RECOMPUTATION = (
     rule("recompute-names", "stop", "transformer", "mcore", TC, _wrong_kind, "a recomputation word is unknown",
          "granularity full or selective, method uniform or block"),
     rule("full-recompute-needs-method", "stop", "transformer", "mcore", TC,
-         lambda c: full(c) and (c.known("recompute_method") or c.framework != "mcore") and c.get("recompute_method") is None,
+         lambda c: full(c) and (c.known("recompute_method") or c.framework != "mcore")
+         and c.get("recompute_method") is None,
          "full recomputation without recompute_method", "recompute_method=uniform and recompute_num_layers=1"),
     rule("full-recompute-needs-layers", "stop", "transformer", "mcore", TC,
          lambda c: full(c) and c.get("recompute_method") is not None and c.get("recompute_num_layers") is None,
@@ -176,7 +177,7 @@ RECOMPUTATION = (
          and bool({"moe_act", "layernorm"} & set(c.items("recompute_modules"))),
          "fp8 with delayed scaling cannot recompute {recompute_modules}", "another fp8 recipe, or other modules"),
     rule("mlp-recompute-idle", "silent", "transformer", "mcore", RECOMPUTE,
-         lambda c: selective(c) and "mlp" in c.items("recompute_modules") and (c.number("experts") or 0) > 1
+         lambda c: selective(c) and "mlp" in c.items("recompute_modules") and c.n("experts") > 1
          and c.get("moe_layer_freq") in (1, None) and c.known("moe_layer_freq") and c.given("recompute_modules"),
          "recomputing mlp does nothing: every layer has experts", "moe_act"),
     rule("core-attn-recompute-fused", "slow", "transformer", "mcore", f"{RECOMPUTE} (-0.01 % memory, +3.9 % time)",
@@ -196,8 +197,8 @@ RECOMPUTATION = (
 
 CUDA_GRAPHS = (
     rule("graph-flag-once", "stop", "transformer", "mcore", f"{ARG}; {TC}",
-         lambda c: (c.on("enable_cuda_graph") or c.on("external_cuda_graph")) and c.given("cuda_graph_impl")
-         and c.on("cuda_graph_impl") or (c.on("enable_cuda_graph") and c.on("external_cuda_graph")),
+         lambda c: ((c.on("enable_cuda_graph") or c.on("external_cuda_graph")) and c.given("cuda_graph_impl")
+         and c.on("cuda_graph_impl")) or (c.on("enable_cuda_graph") and c.on("external_cuda_graph")),
          "enable_cuda_graph / external_cuda_graph exclude each other and cuda_graph_impl", "cuda_graph_impl alone"),
     rule("full-recompute-needs-full-graph", "stop", "transformer", "mcore", TC,
          lambda c: full(c) and graph(c) in ("local", "transformer_engine"),
@@ -222,7 +223,7 @@ CUDA_GRAPHS = (
          "recomputing moe with a graph over moe_router", "moe_act instead of moe"),
     rule("graph-without-dropout-recompute", "stop", "transformer", "mcore", TC,
          lambda c: selective(c) and captures(c, "attn") and "core_attn" in c.items("recompute_modules")
-         and (c.number("attention_dropout") or 0) > 0 and c.given("attention_dropout"),
+         and c.n("attention_dropout") > 0 and (c.given("attention_dropout") or c.framework == "megatron-lm"),
          "attention dropout {attention_dropout} with graphed recomputation of attention", "dropout 0"),
     rule("graph-without-layer-offload", "stop", "transformer", "mcore", TC,
          lambda c: c.on("cpu_offloading") and graph(c) in ("local", "transformer_engine"),
@@ -238,8 +239,8 @@ CUDA_GRAPHS = (
          "iteration (or inference) only", "cuda_graph_impl=transformer_engine", versions="bridge >=0.5"),
     rule("graph-needs-rng-tracker", "stop", "transformer", "bridge", f"{GRAPHS} (cg-01)",
          lambda c: graph(c) != "none" and c.given("cuda_graph_impl")
-         and (c.stated("rng.te_rng_tracker") is False and c.get("use_te_rng_tracker") is not True
-              or c.stated("use_te_rng_tracker") is False and c.get("rng.te_rng_tracker") is not True),
+         and ((c.stated("rng.te_rng_tracker") is False and c.get("use_te_rng_tracker") is not True)
+              or (c.stated("use_te_rng_tracker") is False and c.get("rng.te_rng_tracker") is not True)),
          "CUDA graphs without the Transformer Engine RNG tracker",
          "rng.te_rng_tracker=true and model.use_te_rng_tracker=true"),
     rule("rng-tracker-both-sides", "silent", "transformer", "bridge", f"{CFG} (Sync config)",
@@ -268,7 +269,8 @@ CONTEXT = (
     rule("hierarchy-multiplies-to-cp", "stop", "transformer", "bridge megatron-lm", f"{CFG}; {ARG}", _hierarchy,
          "hierarchical sizes do not multiply to CP", "choose sizes with product CP"),
     rule("hierarchy-without-decentralized", "silent", "transformer", "bridge", f"{SKILLS}-perf-hierarchical-context "
-         "(cp-02)", lambda c: c.get("hierarchical_context_parallel_sizes") is not None and c.on("dist.use_decentralized_pg"),
+         "(cp-02)", lambda c: c.get("hierarchical_context_parallel_sizes") is not None
+         and c.on("dist.use_decentralized_pg"),
          "hierarchical context parallelism is ignored with use_decentralized_pg", "dist.use_decentralized_pg=false"),
     rule("cp-type-per-layer", "stop", "transformer", "mcore", f"{TC}; {CFG}", _cp_list,
          "the list cp_comm_type is not as long as the model has layers ({layers})", "one word for all layers"),
@@ -283,12 +285,13 @@ CONTEXT = (
 
 NUMBERS = (
     rule("one-half-precision", "stop", "transformer", "mcore", f"{TC}; {ARG}",
-         lambda c: c.on("fp16") and c.on("bf16") or c.on("optimizer.fp16") and c.on("optimizer.bf16"),
+         lambda c: (c.on("fp16") and c.on("bf16")) or (c.on("optimizer.fp16") and c.on("optimizer.bf16")),
          "bf16 and fp16 are both on", "keep one"),
     rule("fp8-xor-fp4", "stop", "transformer", "mcore", f"{TC}; {ARG}", lambda c: c.on("fp8") and c.on("fp4"),
          "fp8 {fp8} and fp4 {fp4} exclude each other", "keep one"),
     rule("fp8-params-need-fp8", "stop", "transformer", "mcore", TC,
-         lambda c: (c.on("fp8_param") or c.on("ddp.fp8_param_gather")) and c.off("fp8") and c.framework == "megatron-lm",
+         lambda c: (c.on("fp8_param") or c.on("ddp.fp8_param_gather")) and c.off("fp8")
+         and c.framework == "megatron-lm",
          "fp8 parameters without fp8", "--fp8-format hybrid"),
     rule("fp4-params-need-fp4", "stop", "transformer", "mcore", f"{TC}; {ARG}",
          lambda c: (c.on("fp4_param") or c.on("ddp.fp4_param_gather")) and c.off("fp4"),
@@ -315,12 +318,13 @@ NUMBERS = (
          lambda c: c.on("multi_latent_attention") and c.on("group_query_attention"),
          "multi-latent attention with --group-query-attention", "drop --group-query-attention"),
     rule("mtp-position-embedding", "stop", "transformer", "megatron-lm", ARG,
-         lambda c: bool(c.number("mtp_num_layers")) and c.isnt("position_embedding_type", "rope", "none", None),
+         lambda c: c.n("mtp_num_layers") != 0 and c.isnt("position_embedding_type", "rope", "none", None),
          "multi-token prediction with position embedding {position_embedding_type}", "--position-embedding-type rope"),
     rule("mtp-with-cp", "info", "transformer", "mcore", "ML:docs (multi-token prediction; MoE README)",
-         lambda c: bool(c.number("mtp_num_layers")) and c.cp > 1,
+         lambda c: c.n("mtp_num_layers") != 0 and c.cp > 1,
          "the documents disagree whether multi-token prediction runs with CP {cp}", "try it on few GPUs first"),
-    rule("pipeline-dtype-left-out", "info", "transformer", "bridge", "MB:src/megatron/bridge/models/transformer_config.py",
+    rule("pipeline-dtype-left-out", "info", "transformer", "bridge",
+        "MB:src/megatron/bridge/models/transformer_config.py",
          lambda c: c.pp > 1 and c.given("pipeline_dtype") and c.get("pipeline_dtype") is None,
          "pipeline_dtype None: Megatron-Core refuses it with PP {pp}, Bridge fills in params_dtype",
          "pipeline_dtype=torch.bfloat16"),
@@ -355,7 +359,8 @@ OFFLOAD = (
                  and "activations inside a recomputed moe layer are offloaded")),
          "offload modules do not fit", "core_attn, attn_proj, expert_fc1, moe_act, attn_norm, mlp_norm, qkv_linear"),
     rule("fine-offload-needs-te", "stop", "transformer", "bridge megatron-lm", f"{CFG}; {ARG}",
-         lambda c: c.on("fine_grained_activation_offloading") and c.isnt("transformer_impl", "transformer_engine", None),
+         lambda c: c.on("fine_grained_activation_offloading") and c.isnt("transformer_impl", "transformer_engine",
+         None),
          "fine-grained offloading with transformer_impl {transformer_impl}", "transformer_impl=transformer_engine"),
     rule("fine-offload-needs-variable", "stop", "environment", "bridge megatron-lm", f"{CFG}; {ARG} (TE >= 2.10)",
          lambda c: c.on("fine_grained_activation_offloading") and not c.older("te", 2, 10)
