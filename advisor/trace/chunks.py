@@ -114,9 +114,11 @@ class EventStream(Generic[T]):
         """The events; returns what follows the array, or None when it never ends."""
         size = CHUNK_BYTES
         while True:
-            rest = (rest + self._read(size - len(rest))).lstrip(BETWEEN)
+            rest = rest.lstrip(BETWEEN)
+            more = self._read(size - len(rest))
+            rest = rest + more if rest else more.lstrip(BETWEEN)
             guess = None if self.ended else _last_between(rest)
-            events = None if guess is None else self._tried(rest[:guess])
+            events = None if guess is None else self._tried(memoryview(rest)[:guess])
             if guess is not None and events is not None:
                 rest = rest[guess:]
                 yield events
@@ -132,9 +134,9 @@ class EventStream(Generic[T]):
             size = CHUNK_BYTES if ends else 2 * len(rest) + CHUNK_BYTES
             rest = rest[ends[-1] :] if ends else rest
 
-    def _tried(self, text: bytes) -> list[T] | None:
+    def _tried(self, text: bytes | memoryview) -> list[T] | None:
         try:
-            return self.decode(b"[" + text + b"]")
+            return self.decode(b"".join((b"[", text, b"]")))
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
 

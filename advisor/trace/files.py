@@ -27,7 +27,11 @@ def trace_files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
     """
     found: dict[Path, bool] = {}
     for path in paths:
-        if path.is_dir():
+        try:
+            folder, exists = path.is_dir(), path.exists()
+        except (OSError, ValueError) as problem:
+            raise InputError(f"{path}: {getattr(problem, 'strerror', None) or problem}") from problem
+        if folder:
             inside = sorted(_inside(path), key=_natural)
             if not inside:
                 raise InputError(f"{path}: no traces in this folder ({' '.join(SUFFIXES)})", FORMS)
@@ -35,7 +39,7 @@ def trace_files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
                 raise InputError(f"{path}: {len(inside)} files are more than the {MOST_FILES} that one call takes")
             for file in inside:
                 found.setdefault(file, False)
-        elif path.exists():
+        elif exists:
             found[path] = True
         else:
             raise InputError(f"{path}: no such file or folder")

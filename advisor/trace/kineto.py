@@ -5,34 +5,43 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from array import array
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from advisor.trace.chunks import EventStream, opened
 from advisor.trace.events import Group, Launches, Mark, Sort, Trace, Work
+from advisor.trace.intervals import Times
 from advisor.trace.stray import without_strays
 
-SORTS = {
+DEVICE = {
     "kernel": Sort.kernel,
     "gpu_memcpy": Sort.memcpy,
     "memcpy": Sort.memcpy,
     "gpu_memset": Sort.memset,
     "memset": Sort.memset,
 }
-RUNTIMES = {"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "driver"}
-OPERATORS = {"cpu_op", "operator"}
-MARKS = {"user_annotation", "cpu_op", "operator"}
+RUNTIME, OPERATOR, ANNOTATION, SKIPPED = 3, 4, 5, 6
+HOST = {
+    "cuda_runtime": RUNTIME,
+    "cuda_driver": RUNTIME,
+    "runtime": RUNTIME,
+    "driver": RUNTIME,
+    "hip_runtime": RUNTIME,
+    "cpu_op": OPERATOR,
+    "operator": OPERATOR,
+    "user_annotation": ANNOTATION,
+}
+ATEN = "aten::"
 GLOO = "gloo:"
 PARAMETERS = "record_param_comms"
 STEP = re.compile(r"ProfilerStep\s*#?\s*\d+")
 NS_PER_US = 1000
-MOST_NS = 10**18
+MOST_NS = 4 * 10**18
 MOST_ID = 2**62
 UNKNOWN = -1
 
@@ -50,14 +59,14 @@ class Args(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """One entry of `traceEvents`."""
+    """One entry of `traceEvents`; times are microseconds."""
 
-    ph: Any = None
-    cat: Any = None
-    name: Any = None
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
     tid: Any = None
-    ts: Any = None
-    dur: Any = None
+    ts: int | float | None = None
+    dur: int | float | None = None
     args: Args | None = None
 
 
@@ -67,7 +76,7 @@ NO_ARGS = Args()
 def event_stream(path: Path) -> EventStream[Event]:
     """The events of a file, typed."""
     decoder = msgspec.json.Decoder(list[Event])
-    return EventStream(opened(path), decoder.decode, lambda event: msgspec.convert(event, Event))
+    return EventStream(opened(path), decoder.decode, lambda event: msgspec.convert(event, Event, strict=False))
 
 
 def read_kineto(path: Path) -> Trace:
@@ -84,147 +93,159 @@ def read_kineto(path: Path) -> Trace:
     return builder.trace(path, stream)
 
 
-@dataclass(slots=True)
-class _WorkColumns:
-    """Growing columns of `Work`, with the External id beside them."""
+class _Columns:
+    """Columns that grow by pieces, all of one length."""
 
-    start: array[int] = field(default_factory=lambda: array("q"))
-    end: array[int] = field(default_factory=lambda: array("q"))
-    name: array[int] = field(default_factory=lambda: array("i"))
-    sort: array[int] = field(default_factory=lambda: array("b"))
-    stream: array[int] = field(default_factory=lambda: array("q"))
-    correlation: array[int] = field(default_factory=lambda: array("q"))
-    external: array[int] = field(default_factory=lambda: array("q"))
-    group: array[int] = field(default_factory=lambda: array("i"))
-    collective: array[int] = field(default_factory=lambda: array("i"))
+    def __init__(self, *names: str) -> None:
+        self.pieces: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
 
-    def work(self, communications: Mapping[int, tuple[int, int]]) -> Work:
-        """As numpy; an event without a group takes that of the `record_param_comms` with its External id."""
-        group, collective = np.array(self.group, np.int32), np.array(self.collective, np.int32)
-        if communications:
-            for index in np.flatnonzero(group == UNKNOWN).tolist():
-                known = communications.get(self.external[index])
-                if known is not None:
-                    group[index] = known[0]
-                    collective[index] = known[1] if collective[index] == UNKNOWN else collective[index]
-        return Work(
-            start=np.array(self.start, np.int64), end=np.array(self.end, np.int64), name=np.array(self.name, np.int32),
-            sort=np.array(self.sort, np.int8), stream=np.array(self.stream, np.int64),
-            correlation=np.array(self.correlation, np.int64), group=group, collective=collective,
-        )  # fmt: skip
+    def add(self, **columns: npt.NDArray[Any]) -> None:
+        """One more piece of every column."""
+        for name, piece in columns.items():
+            self.pieces[name].append(piece)
+
+    def whole(self, name: str, dtype: type[np.generic] = np.int64) -> npt.NDArray[Any]:
+        """A column in one piece; its pieces are let go."""
+        found = np.concatenate([np.array([], dtype), *self.pieces.pop(name)], dtype=dtype)
+        return found
+
+
+WORK = ("start", "end", "name", "sort", "stream", "correlation", "external", "group", "collective")
 
 
 class _Builder:
     """Sorts events into columns as they come."""
 
     def __init__(self) -> None:
+        self.codes: dict[str, int] = {}
         self.names: dict[str, int] = {}
         self.groups: dict[Group, int] = {}
-        self.device, self.gloo = _WorkColumns(), _WorkColumns()
-        self.host_start, self.host_end = array("q"), array("q")
-        self.launch_correlation, self.launch_start = array("q"), array("q")
+        self.said: dict[tuple[str, str, str], int] = {}
+        self.device, self.gloo = _Columns(*WORK), _Columns(*WORK)
+        self.host, self.launches = _Columns("start", "end"), _Columns("correlation", "start")
         self.communications: dict[int, tuple[int, int]] = {}
-        self.marks: dict[tuple[str, int], Mark] = {}
+        self.marks: set[Mark] = set()
         self.origin_us: int | None = None
         self.events = self.negative = self.no_time = 0
 
     def add(self, events: list[Event]) -> None:
         """Take the complete events ("X") that matter."""
         self.events += len(events)
-        for event in events:
-            if event.ph != "X" or not isinstance(event.cat, str):
-                continue
-            category = event.cat.lower()
-            sort = SORTS.get(category)
-            if sort is None and category not in RUNTIMES and category not in MARKS:
-                continue
-            times = self._times(event)
-            if times is None:
-                continue
-            start, end = times
-            if sort is not None:
-                self._work(self.device, event, sort, start, end)
-            elif category in RUNTIMES:
-                correlation = _identity((event.args or NO_ARGS).correlation)
-                if correlation != UNKNOWN:
-                    self.launch_correlation.append(correlation)
-                    self.launch_start.append(start)
-            else:
-                self._host(event, category, start, end)
-
-    def _times(self, event: Event) -> tuple[int, int] | None:
-        """Start and end in nanoseconds since the first event; None, and counted, where they make no sense."""
-        start, length = _number(event.ts), _number(event.dur)
-        if start is None or length is None:
-            self.no_time += 1
-            return None
-        if length < 0:
-            self.negative += 1
-            return None
         if self.origin_us is None:
-            self.origin_us = math.floor(start)
+            first = (event.ts for event in events if event.ph == "X" and event.ts is not None)
+            self.origin_us = next((math.floor(ts) for ts in first if math.isfinite(_float(ts))), None)
+        of: tuple[list[Event], ...] = ([], [], [], [], [], [], [])
+        codes = self.codes
+        for event in events:
+            if event.ph == "X":
+                code = codes.get(event.cat)
+                of[self._code(event.cat) if code is None else code].append(event)
+        for sort in Sort:
+            self._work(self.device, of[sort], sort)
+        runtime, start, _ = self._timed(of[RUNTIME])
+        called = _numbers([(event.args or NO_ARGS).correlation for event in runtime], _identity)
+        self.launches.add(correlation=called[called >= 0], start=start[called >= 0])
+        aten = [event for event in of[OPERATOR] if event.name.startswith(ATEN)]
+        _, start, end = self._timed(aten)
+        self.host.add(start=start, end=end)
+        self._parameters([event for event in of[OPERATOR] if event.name == PARAMETERS])
+        marks, starts, ends = self._timed([event for event in of[ANNOTATION] if STEP.fullmatch(event.name)])
+        for mark, low, high in zip(marks, starts.tolist(), ends.tolist(), strict=True):
+            self.marks.add(Mark(mark.name, low, high))
+        self._work(self.gloo, [event for event in of[ANNOTATION] if event.name.startswith(GLOO)], Sort.kernel)
+
+    def _code(self, category: str) -> int:
+        name = category.lower()
+        code = self.codes[category] = DEVICE.get(name, HOST.get(name, SKIPPED))
+        return code
+
+    def _timed(self, events: list[Event]) -> tuple[list[Event], Times, Times]:
+        """Events with start and end in ns since the first; those whose times make no sense are counted, not kept."""
+        known = [event for event in events if event.ts is not None and event.dur is not None]
+        if not known:
+            self.no_time += len(events)
+            return [], np.array([], np.int64), np.array([], np.int64)
         # Integers stay exact however large; a fraction of a large float is what its 53 bits left of it.
-        since = round((start - self.origin_us) * NS_PER_US)
-        end = round((start - self.origin_us + length) * NS_PER_US)
-        if abs(since) > MOST_NS or end > MOST_NS:
-            self.no_time += 1
-            return None
-        return since, end
+        origin = self.origin_us or 0
+        since = _ns([event.ts - origin for event in known])  # type: ignore[operator]
+        length = _ns([event.dur for event in known])
+        negative = length < 0
+        fine = (np.abs(since) < MOST_NS) & (length < MOST_NS) & ~negative
+        self.negative += int(negative.sum())
+        self.no_time += len(events) - int((fine | negative).sum())
+        kept = known if fine.all() else [event for event, good in zip(known, fine.tolist(), strict=True) if good]
+        start = since[fine].astype(np.int64)
+        return kept, start, start + length[fine].astype(np.int64)
 
-    def _work(self, to: _WorkColumns, event: Event, sort: Sort, start: int, end: int) -> None:
-        args = event.args or NO_ARGS
-        to.start.append(start)
-        to.end.append(end)
-        to.name.append(self._name(event.name))
-        to.sort.append(sort)
-        to.stream.append(_identity(event.tid if args.stream is None else args.stream))
-        to.correlation.append(_identity(args.correlation))
-        to.external.append(_identity(args.external))
-        to.group.append(self._group(args))
-        to.collective.append(UNKNOWN if args.collective is None else self._name(args.collective))
+    def _work(self, to: _Columns, events: list[Event], sort: Sort) -> None:
+        if not events:
+            return
+        kept, start, end = self._timed(events)
+        args = [event.args or NO_ARGS for event in kept]
+        streams = [event.tid if one.stream is None else one.stream for event, one in zip(kept, args, strict=True)]
+        to.add(
+            start=start, end=end, name=np.array([self._name(event.name) for event in kept], np.int32),
+            sort=np.full(len(kept), sort, np.int8), stream=_numbers(streams, _identity),
+            correlation=_numbers([one.correlation for one in args], _identity),
+            external=_numbers([one.external for one in args], _identity),
+            group=np.array([self._group(one) for one in args], np.int32),
+            collective=np.array([self._collective(one) for one in args], np.int32),
+        )  # fmt: skip
 
-    def _host(self, event: Event, category: str, start: int, end: int) -> None:
-        name = event.name if isinstance(event.name, str) else ""
-        if name.startswith("aten::"):
-            self.host_start.append(start)
-            self.host_end.append(end)
-        elif category not in OPERATORS and name.startswith(GLOO):
-            self._work(self.gloo, event, Sort.kernel, start, end)
-        elif name == PARAMETERS:
+    def _parameters(self, events: list[Event]) -> None:
+        """What c10d recorded about a communication, for kernels whose own arguments do not say."""
+        for event in events:
             args = event.args or NO_ARGS
             external, group = _identity(args.external), self._group(args)
             if UNKNOWN not in {external, group}:
-                collective = UNKNOWN if args.collective is None else self._name(args.collective)
-                self.communications[external] = (group, collective)
-        elif STEP.fullmatch(name):
-            self.marks[name, start] = Mark(name, start, end)
+                self.communications[external] = group, self._collective(args)
 
     def _name(self, name: object) -> int:
         return self.names.setdefault(str(name), len(self.names))
 
+    def _collective(self, args: Args) -> int:
+        return UNKNOWN if args.collective is None else self._name(args.collective)
+
     def _group(self, args: Args) -> int:
-        if args.group is None and args.description is None:
+        if not args.group and not args.description:
             return UNKNOWN
-        group = Group(str(args.group or ""), str(args.description or ""), ranks_of(args.ranks))
-        return self.groups.setdefault(group, len(self.groups))
+        said = str(args.group or ""), str(args.description or ""), str(args.ranks or "")
+        index = self.said.get(said)
+        if index is None:
+            group = Group(said[0], said[1], ranks_of(args.ranks))
+            index = self.said[said] = self.groups.setdefault(group, len(self.groups))
+        return index
+
+    def _columns_of(self, columns: _Columns) -> Work:
+        """As `Work`; an event without a group takes that of the `record_param_comms` with its External id."""
+        group, collective = columns.whole("group", np.int32), columns.whole("collective", np.int32)
+        external = columns.whole("external")
+        for index in np.flatnonzero(group == UNKNOWN).tolist() if self.communications else ():
+            known = self.communications.get(int(external[index]))
+            if known is not None:
+                group[index] = known[0]
+                collective[index] = known[1] if collective[index] == UNKNOWN else collective[index]
+        return Work(
+            start=columns.whole("start"), end=columns.whole("end"), name=columns.whole("name", np.int32),
+            sort=columns.whole("sort", np.int8), stream=columns.whole("stream"),
+            correlation=columns.whole("correlation"), group=group, collective=collective,
+        )  # fmt: skip
 
     def trace(self, path: Path, stream: EventStream[Event]) -> Trace:
         """What was gathered, with the facts of the file's top object."""
         distributed = stream.outer.get("distributedInfo")
         facts = distributed if isinstance(distributed, dict) else {}
-        base = _number(stream.outer.get("baseTimeNanoseconds"))
-        base_ns = round(base) if base is not None and abs(base) < MOST_ID else 0
-        order = np.argsort(np.array(self.launch_correlation, np.int64), kind="stable")
+        base_ns = _identity(stream.outer.get("baseTimeNanoseconds", 0))
+        correlation, start = self.launches.whole("correlation"), self.launches.whole("start")
+        order = np.argsort(correlation, kind="stable")
         found = Trace(
             path=path, source="kineto", rank=_small(facts.get("rank")), world_size=_small(facts.get("world_size")),
             backend=str(facts.get("backend") or ""), base_ns=base_ns,
-            origin_ns=(self.origin_us or 0) * NS_PER_US + base_ns,
-            names=tuple(self.names), groups=tuple(self.groups), device=self.device.work(self.communications),
-            gloo=self.gloo.work({}), host_start=np.array(self.host_start, np.int64),
-            host_end=np.array(self.host_end, np.int64),
-            launches=Launches(np.array(self.launch_correlation, np.int64)[order],
-                              np.array(self.launch_start, np.int64)[order]),
-            marks=tuple(sorted(self.marks.values(), key=lambda mark: (mark.start, mark.end))), events=self.events,
+            origin_ns=(self.origin_us or 0) * NS_PER_US + base_ns, names=tuple(self.names), groups=tuple(self.groups),
+            device=self._columns_of(self.device), gloo=self._columns_of(self.gloo),
+            host_start=self.host.whole("start"), host_end=self.host.whole("end"),
+            launches=Launches(correlation[order], start[order]),
+            marks=tuple(sorted(self.marks, key=lambda mark: (mark.start, mark.end))), events=self.events,
             findings=tuple(self._findings(stream)), known_groups=tuple(_configured(facts.get("pg_config"))),
         )  # fmt: skip
         return without_strays(found)
@@ -240,16 +261,35 @@ class _Builder:
             yield f"{self.no_time} events have no usable time or duration and were left out"
 
 
-def _number(value: object) -> int | float | None:
-    """A finite number, also from text; None for anything else."""
-    if isinstance(value, str):
+def _ns(microseconds: Sequence[int | float | None]) -> npt.NDArray[Any]:
+    """Nanoseconds: int64 where all are whole and small, else rounded floats (infinite where nothing sensible stood)."""
+    try:
+        values = np.array(microseconds)
+    except OverflowError:
+        values = np.array([], object)
+    if values.dtype.kind == "i" and len(values) and np.abs(values).max() < MOST_NS // NS_PER_US:
+        return values * NS_PER_US
+    floats = values if values.dtype.kind == "f" else np.array([_float(value) for value in microseconds])
+    with np.errstate(over="ignore"):
+        rounded: npt.NDArray[Any] = np.rint(floats * NS_PER_US)
+    return rounded
+
+
+def _float(value: int | float | None) -> float:
+    try:
+        return float(value) if value is not None else math.inf
+    except OverflowError:
+        return math.inf
+
+
+def _numbers(values: list[Any], convert: Callable[[Any], int]) -> Times:
+    """A column of integers; `convert` is asked where something else stands among them."""
+    if set(map(type, values)) <= {int}:
         try:
-            value = float(value)
-        except ValueError:
-            return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value
+            return np.array(values, np.int64)
+        except OverflowError:
+            pass
+    return np.array([convert(value) for value in values], np.int64)
 
 
 def _identity(value: object) -> int:

@@ -143,13 +143,13 @@ class _Export:
     def _strings(self) -> dict[int, str]:
         if "StringIds" not in self.tables:
             return {}
-        return dict(self.database.execute("SELECT id, value FROM StringIds"))
+        return dict(self.database.execute("SELECT id, CAST(value AS TEXT) FROM StringIds WHERE value IS NOT NULL"))
 
     _kernel_names = _strings
 
     def _copy_names(self) -> dict[int, str]:
         if "ENUM_CUDA_MEMCPY_OPER" in self.tables:
-            rows = self.database.execute("SELECT id, label FROM ENUM_CUDA_MEMCPY_OPER").fetchall()
+            rows = self.database.execute("SELECT id, CAST(label AS TEXT) FROM ENUM_CUDA_MEMCPY_OPER").fetchall()
             return {key: f"Memcpy {_short(str(label))}" for key, label in rows}
         return {key: f"Memcpy {label}" for key, label in COPIES.items()}
 
@@ -185,7 +185,7 @@ class _Export:
         thread = "globalTid" if "globalTid" in present else "NULL"
         strings = self._strings()
         candidates = re.compile("|".join(pattern.pattern for pattern in step_patterns()), re.IGNORECASE)
-        query = f"SELECT start, end, {text}, {key}, {thread} FROM NVTX_EVENTS WHERE end > start"  # noqa: S608
+        query = f"SELECT start, end, CAST({text} AS TEXT), {key}, {thread} FROM NVTX_EVENTS WHERE end > start"  # noqa: S608
         for start, end, said, said_id, owner in self.database.execute(query):
             name = str(said if said is not None else strings.get(said_id, ""))
             elsewhere = process >= 0 and isinstance(owner, int) and owner >> THREAD_BITS != process >> THREAD_BITS

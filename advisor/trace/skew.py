@@ -68,7 +68,9 @@ def skew_of(parts: Mapping[int, Sequence[Collectives]]) -> Skew:
         late = begin.max(axis=0) - begin
         # Nobody waits longer than its own call lasts.
         wait = np.minimum(late, ends - starts).sum(axis=1) / NS
-        winner, calls = np.unique(np.argmin(late, axis=0), return_counts=True)
+        # Who came last is only known where arrivals differ by more than ends do.
+        told = late.max(axis=0) > max(offsets[rank][1] for rank in members)
+        winner, calls = np.unique(np.argmin(late[:, told], axis=0), return_counts=True)
         for at, rank in enumerate(members):
             waited[rank] += float(wait[at])
         for at, n in zip(winner.tolist(), calls.tolist(), strict=True):
