@@ -119,7 +119,8 @@ def _named(evidence: Evidence, facts: Facts, events: Sequence[Event], waits: Seq
     return None
 
 
-def _unfinished_save(evidence: Evidence, facts: Facts, before: int) -> Event | None:
+def unfinished_save(evidence: Evidence, facts: Facts, before: int) -> Event | None:
+    """The line that announces a save which did not end before a place, or None."""
     started = [event for event in evidence.of("saving") if event.at < before]
     if not started:
         return None
@@ -130,7 +131,7 @@ def _unfinished_save(evidence: Evidence, facts: Facts, before: int) -> Event | N
 
 def _saving(evidence: Evidence, facts: Facts, events: Sequence[Event], waits: Sequence[Wait]) -> Judged:
     """The wait began within a save: rank 0 waits for writers too, or it is rank 0 that the others wait for."""
-    save = _unfinished_save(evidence, facts, events[0].at)
+    save = unfinished_save(evidence, facts, events[0].at)
     stores = [event for event in events if event.pattern.id == "store-wait"]
     if save is None or not (waits or stores):
         return None

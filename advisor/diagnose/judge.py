@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from advisor.diagnose.collectives import classify
+from advisor.diagnose.collectives import classify, unfinished_save
 from advisor.diagnose.events import Event, Evidence
 from advisor.diagnose.exits import TELLING, by_exit_code
 from advisor.diagnose.facts import Facts
@@ -32,6 +32,7 @@ EXPLAINS = {
     "time_limit": {"preempted"},
 }
 RESUMED_ITERATIONS = 2
+STALLED_S = 1800.0
 _TAKEN_DOWN_WITH = {"KeyboardInterrupt", "EOFError", "CancelledError", "TimeoutError"}
 
 
@@ -47,7 +48,7 @@ def judge(evidence: Evidence, facts: Facts, known: Knowledge) -> Verdict:
     first = _first(candidates, current, facts)
     waiting = classify(current, facts)
     if first is not None and not _comes_later(first, waiting):
-        return first
+        return _stalled_before(first, current, facts)
     crashed = by_exit_code(current, facts)
     if first is None and crashed is not None and crashed.exit_code in TELLING:
         return crashed
@@ -195,6 +196,22 @@ def _comes_later(first: Verdict, waiting: Verdict | None) -> bool:
     if waiting is None or not waiting.events or waiting.confidence == "low":
         return False
     return first.cause in EXTERNAL and first.events[0].at > waiting.events[-1].at
+
+
+def _stalled_before(first: Verdict, evidence: Evidence, facts: Facts) -> Verdict:
+    """A stop from outside that ended a job which had not moved for long: what it was doing then is the better lead."""
+    stop, done = first.events[0], [one.event for one in facts.progress if one.at < first.events[0].at]
+    if first.cause not in EXTERNAL or not done or stop.time_s is None or done[-1].time_s is None:
+        return first
+    still_s = stop.time_s - done[-1].time_s
+    if still_s < STALLED_S:
+        return first
+    save = unfinished_save(evidence, facts, stop.at)
+    if save is not None:
+        said = f"a save began and did not end in the {still_s / 60:.0f} minutes before the job was stopped"
+        return Verdict("ckpt_save", "medium", (), said, (save, stop), None, False)
+    said = f"no iteration for {still_s / 60:.0f} minutes before: the job may have hung"
+    return Verdict(first.cause, "medium", (), said, (*first.events, done[-1]), None, False)
 
 
 def _with_flapping_links(waiting: Verdict, evidence: Evidence) -> Verdict:

@@ -29,7 +29,7 @@ _KERNEL = re.compile(r"(?:[A-Z][a-z]{2} +\d+ [\d:]+ |\S+T[\d:.+-]+Z? )?(?P<node>
 _MPIRUN = re.compile(r"\[\d+,(?P<rank>\d+)\]<std(?:err|out)>: ?")
 _RAY = re.compile(r"\((?:\w+ )?pid=\d+(?:, ip=(?P<node>[\d.]+))?\) ")
 _STAMP = re.compile(r"\[?20\d\d[-/]\d\d[-/]\d\d[T _][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]?:? (?:std(?:out|err) [FP] )?")
-_SAID = re.compile(r"\[Rank (?P<first>\d+)\]|\bRank (?P<second>\d+)\]")
+_SAID = re.compile(r"\[[Rr]ank ?(?P<first>\d+)\]|\bRank (?P<second>\d+)\]")
 _NO_NODE = re.compile(
     r"^(?:rank|attempt|iteration|epoch|step|default|worker|gpu|cuda|python|torch|line|pid|step)[\d.:_-]*$", re.I
 )
