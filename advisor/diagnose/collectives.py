@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from advisor.diagnose.events import Event, Evidence
@@ -189,11 +189,17 @@ def _pipeline(evidence: Evidence, facts: Facts, events: Sequence[Event], waits: 
     return Verdict("nccl_pipeline_stage", "medium", (), said, lines, None, False)
 
 
+def _grouped(waits: Iterable[Wait], key: Callable[[Wait], Hashable]) -> Iterable[list[Wait]]:
+    groups: dict[Hashable, list[Wait]] = {}
+    for wait in waits:
+        groups.setdefault(key(wait), []).append(wait)
+    return groups.values()
+
+
 def _behind(waits: Sequence[Wait]) -> list[Wait]:
     """Ranks that wait in an earlier collective than most of their group."""
     found = []
-    for group in {wait.group for wait in waits}:
-        members = [wait for wait in waits if wait.group == group]
+    for members in _grouped(waits, lambda wait: wait.group):
         usual, count = Counter(wait.seq for wait in members).most_common(1)[0]
         odd = [wait for wait in members if wait.seq < usual]
         if odd and len(odd) < count:
@@ -205,8 +211,7 @@ def _lagging(evidence: Evidence, facts: Facts, events: Sequence[Event], waits: S
     """Ranks of one group that are at different numbers, or in different calls at the same number."""
     odd = _behind(waits)
     if not odd:
-        for group in {(wait.group, wait.seq) for wait in waits}:
-            members = [wait for wait in waits if (wait.group, wait.seq) == group]
+        for members in _grouped(waits, lambda wait: (wait.group, wait.seq)):
             usual, count = Counter((wait.op, wait.numel) for wait in members).most_common(1)[0]
             different = [wait for wait in members if (wait.op, wait.numel) != usual]
             odd += different if len(different) < count else []

@@ -19,10 +19,11 @@ from advisor.logs.times import Clock
 
 CHUNK_BYTES = 1 << 20
 MOST_SHAPES = 1 << 14
-MOST_OF_A_SHAPE = 3000
+MOST_OF_A_SHAPE = 5000
 DROPPED = b"0123456789 \t\0"
 LOOK_BACK_LINES = 60
 _FIRST_LINES = 200
+_UNKNOWN = (-1,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,7 @@ class Scanner:
         waiting: dict[tuple[int, ...], int] = {}
         fresh: set[tuple[int, ...]] = set()
         for index, possible in self._marked(lines):
-            repeats = self._latest.issuperset(possible)
-            if (repeats or self._seen[possible] >= MOST_OF_A_SHAPE) and possible in fresh:
+            if possible in fresh:
                 waiting[possible] = index
                 continue
             text = clean(lines[index])
@@ -127,7 +127,7 @@ class Scanner:
             if not marks:
                 continue
             self._seen[possible] += 1
-            if repeats or self._seen[possible] >= MOST_OF_A_SHAPE:
+            if self._latest.issuperset(possible) or self._seen[possible] >= MOST_OF_A_SHAPE:
                 fresh.add(possible)
             else:
                 yield from self._flush(lines, waiting)
@@ -146,18 +146,24 @@ class Scanner:
         waiting.clear()
 
     def _marked(self, lines: list[bytes]) -> Iterator[tuple[int, tuple[int, ...]]]:
-        shapes, judge, dropped = self._shapes, self._judge, DROPPED
-        for index, line in enumerate(lines):
-            shape = line.translate(None, dropped)
-            marks = shapes.get(shape)
-            if marks is None:
-                if len(shapes) >= MOST_SHAPES:
-                    shapes.clear()
-                marks = judge(shape[:LONGEST_LINE_BYTES])
-                if len(shape) <= LONGEST_LINE_BYTES // 16:
-                    shapes[shape] = marks
+        known, dropped = self._shapes, DROPPED
+        found = [known.get(line.translate(None, dropped), _UNKNOWN) for line in lines]
+        for index in [index for index, marks in enumerate(found) if marks]:
+            marks = found[index]
+            if marks is _UNKNOWN:
+                marks = self._judged(lines[index].translate(None, dropped))
             if marks:
                 yield index, marks
+
+    def _judged(self, shape: bytes) -> tuple[int, ...]:
+        marks = self._shapes.get(shape)
+        if marks is None:
+            if len(self._shapes) >= MOST_SHAPES:
+                self._shapes.clear()
+            marks = self._judge(shape[:LONGEST_LINE_BYTES])
+            if len(shape) <= LONGEST_LINE_BYTES // 16:
+                self._shapes[shape] = marks
+        return marks
 
 
 class _Reader:
