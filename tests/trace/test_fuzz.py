@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from advisor.errors import InputError
 from advisor.trace import chunks
 from advisor.trace.analysis import analyse
+from advisor.trace.annotate import write_annotated
 from advisor.trace.record import analysis_record
 from tests.trace.synthetic import GEMM, collective, host, kernel, launch, mark, nsys, text, write
 
@@ -46,7 +47,8 @@ def damaged(raw, changes):
 
 def check(path):
     try:
-        record = analysis_record(analyse([path]))
+        analysis = analyse([path])
+        record = analysis_record(analysis)
     except InputError as error:
         if path.name not in error.message:
             pytest.fail(f"the error names no file: {error}")
@@ -63,6 +65,9 @@ def check(path):
             assert math.isfinite(value)
 
     walk(record)
+    out = path.with_name("annotated.json")
+    write_annotated(analysis, out)
+    assert json.loads(out.read_bytes())["traceEvents"]
     json.dumps(record, allow_nan=False)
     for rank in record["ranks"]:
         for step in rank["steps"]:

@@ -151,10 +151,11 @@ def _ranks(analysis: Analysis, verbose: bool) -> Iterator[Block]:
         yield Line(f"{count(len(analysis.ranks) - len(shown))} more ranks with --verbose", "dim")
     lengths = {rank.rank: rank.mean.step_s for rank in analysis.ranks}
     longest, shortest = max(lengths, key=lambda rank: lengths[rank]), min(lengths, key=lambda rank: lengths[rank])
-    yield Line(
-        f"steps: longest on rank {longest} ({figure(1e3 * lengths[longest])} ms), "
-        f"shortest on rank {shortest} ({figure(1e3 * lengths[shortest])} ms)"
-    )
+    if lengths[longest] > lengths[shortest]:
+        yield Line(
+            f"steps: longest on rank {longest} ({figure(1e3 * lengths[longest])} ms), "
+            f"shortest on rank {shortest} ({figure(1e3 * lengths[shortest])} ms)"
+        )
     yield from _skew(analysis)
 
 
@@ -205,7 +206,7 @@ def _kernels(analysis: Analysis, verbose: bool) -> Iterator[Block]:
         shown = list(unknown.items())[: None if verbose else MOST_UNKNOWN]
         heads = (Column("unknown kernel, counted as compute", "text"), Column("calls"), Column("ms"))
         cells = tuple((name[:MOST_NAME], count(use.calls), figure(use.kernel_ns / 1e6)) for name, use in shown)
-        yield Table(f"{count(len(unknown))} kernel names that no rule knows", heads, cells)
+        yield Table(f"kernel names that no rule knows: {count(len(unknown))}", heads, cells)
 
 
 def _added(of: Iterator[dict[str, ClassUse]]) -> Mapping[str, ClassUse]:
