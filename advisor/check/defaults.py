@@ -155,7 +155,8 @@ def unknown_fields(setup: Setup) -> list[tuple[Note, str]]:
             continue
         close = get_close_matches(name, list(known), 1, _TYPO)
         fix = f"did you mean {section}.{close[0]}?" if close else "check the spelling, or the version of Bridge"
+        python = value.file.endswith(".py")
         message = f"{key} is no known field of {section}"
-        severity = "info" if not close else "silent" if value.file.endswith(".py") else "stop"
+        severity = "info" if not close else "stop" if f"keyword.{key}" in setup.facts or not python else "silent"
         found.append((Note("unknown-field", severity, message, fix, value.line), value.file))  # type: ignore[arg-type]
     return found

@@ -52,14 +52,19 @@ def recipe_values(name: str, mode: str | None) -> dict[str, Any]:
     if name in performance():
         return performance()[name]
     if name in library():
-        return library()[name]
+        return _complete(library()[name])
     task = {"lora": "peft", "finetune": "sft", "train": "pretrain"}.get(mode or "pretrain", mode or "pretrain")
     prefix = f"{name.replace('-', '_').removesuffix('_config')}_"
     if not prefix.endswith(f"_{task}_"):
         prefix += f"{task}_"
     fits = [one for one in library() if one.startswith(prefix) and one.endswith("_bf16_config")]
     fits.sort(key=lambda one: (int(found[1]) if (found := _GPUS.search(one)) else 0, one))
-    return library()[fits[0]] if fits else {}
+    return _complete(library()[fits[0]]) if fits else {}
+
+
+def _complete(values: dict[str, Any]) -> dict[str, Any]:
+    """A recipe that does not set the per-token loss leaves Megatron-Core's default."""
+    return {"model.calculate_per_token_loss": False, **values}
 
 
 def model_values(name: str) -> dict[str, Any]:

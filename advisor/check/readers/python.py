@@ -37,6 +37,7 @@ class Thing:
     kind: str = ""
     line: int = 0
     attributes: dict[str, tuple[Any, int]] = field(default_factory=dict)
+    keywords: frozenset[str] = frozenset()
     finalized: bool = False
     home: str = ""
 
@@ -263,6 +264,7 @@ class Follower:
         if short[:1].isupper():
             made = Thing(short, node.lineno)
             made.attributes.update(keywords)
+            made.keywords = frozenset(keywords)
             if short.endswith("Plugin"):
                 self._plugin(made)
             elif short == "ConfigContainer":
@@ -311,6 +313,8 @@ class Follower:
         attached.add(id(thing))
         for name, (value, line) in thing.attributes.items():
             key = f"{prefix}{name}"
+            if name in thing.keywords:
+                self.reading.know(f"keyword.{key}", True, line)
             if isinstance(value, Thing) and id(value) not in attached and depth < _DEEPEST:
                 if not prefix and name in SECTIONS:
                     self._section(name, value, attached)

@@ -217,9 +217,8 @@ DATASETS = (
     rule("sft-length-divides", "stop", "transformer", "bridge", f"{CFG} (7)", _sft_length,
          "the fine-tuning length does not divide", "pad to the multiple", versions="bridge >=0.6"),
     rule("sft-cp-per-token-loss", "stop", "transformer", "bridge", f"{CFG} (26); {SKILLS} (cp-04)",
-         lambda c: tuning(c) and c.cp > 1 and (c.stated("calculate_per_token_loss") is False
-                                               or c.stated("ddp.average_in_collective") is True
-                                               or (not c.fact("recipe") and c.off("calculate_per_token_loss"))),
+         lambda c: tuning(c) and c.cp > 1 and (c.off("calculate_per_token_loss")
+                                               or c.get("ddp.average_in_collective") is True),
          "fine-tuning with CP {cp} needs calculate_per_token_loss and no average_in_collective",
          "model.calculate_per_token_loss=true ddp.average_in_collective=false"),
     rule("packing-micro-batch-one", "stop", "transformer", "bridge", f"{CFG} (3); {PACK} (pk-01)",

@@ -26,14 +26,13 @@ def _connections(c: Setup) -> bool:
 
 
 def _domain(c: Setup) -> str | None:
-    if c.get("moe_flex_dispatcher_backend") != "hybridep" and c.fact("flex_helper") != "hybridep":
-        return None
     ranks = c.variable("NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN")
     domain = c.nvlink_domain
     if domain is None:
         return None
-    expected = min(c.ep, domain)
-    if ranks is not None and ranks.isdigit() and int(ranks) != expected:
+    expected = min(c.ep, domain) if c.given("ep") else domain
+    wrong = ranks is not None and ranks.isdigit() and int(ranks) != expected
+    if wrong and (c.given("ep") or int(ranks or 0) > domain):
         return (
             f"NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN={ranks}, EP {c.ep} in domains of {domain} GPUs wants {expected}"
         )
@@ -129,7 +128,7 @@ ENVIRONMENT = (
          lambda c: c.env_known and c.fact("training") is not None and not _alloc(c) and not c.on("ddp.nccl_ub"),
          "expandable_segments is not set: fragmentation may look like lack of memory",
          "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
-    rule("hybridep-domain", "slow", "environment", "mcore", f"{PERF} (ep-06)", _domain,
+    rule("hybridep-domain", "silent", "environment", "mcore", f"{PERF} (ep-06)", _domain,
          "HybridEP variables do not match the NVLink domain", "set them from the topology"),
     rule("nvls-with-restart", "stop", "environment", "bridge megatron-lm", RESILIENCY,
          lambda c: c.on("inprocess_restart.enabled") and c.variable("NCCL_NVLS_ENABLE") not in (None, "0"),
