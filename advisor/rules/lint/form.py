@@ -23,7 +23,7 @@ RESILIENCY = "requirements/resiliency.txt"
 OVERLAP = "requirements/tp_dp_comm_overlap.txt"
 PERF = "MB:src/megatron/bridge/perf_recipes (env_vars of 430 recipes)"
 
-_FIELD = re.compile(r"\{([\w.]+)\}")
+_FIELD = re.compile(r"\{([\w.-]+)\}")
 
 
 class Hit(NamedTuple):

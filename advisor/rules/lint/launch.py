@@ -157,7 +157,7 @@ SLURM_RULES = (
     rule("ranks-match-request", "info", "launch", "slurm", SLURM, _world, "ranks and --gpus differ", "make them agree"),
     rule("torchrun-needs-node-rank", "stop", "launch", "slurm", SLURM, _node_rank,
          "torchrun on several nodes without --node_rank or --rdzv_endpoint: every node is node 0",
-         "--node_rank=\\${SLURM_NODEID}"),
+         "--node_rank=\\$SLURM_NODEID"),
     rule("torchrun-around-bridge", "info", "launch", "slurm", SLURM,
          lambda c: c.fact("launcher") == "torchrun" and c.fact("under_srun") is not None and c.framework == "bridge",
          "Bridge takes its ranks from Slurm: srun can start python directly", "#SBATCH --ntasks-per-node=8 with srun"),
@@ -168,7 +168,7 @@ SLURM_RULES = (
     rule("variable-expands-too-early", "silent", "launch", "slurm", f"{SLURM} (sl-03)",
          lambda c: c.fact("early_variable") is not None,
          "{fact.early_variable} in double quotes expands when the script starts, not on each task",
-         "escape it: \\${{NAME}}"),
+         "escape the dollar sign: \\$NAME"),
     rule("missing-gpus-directive", "silent", "launch", "slurm", SLURM,
          lambda c: c.fact("sbatch") is not None and c.fact("training") is not None and not any(
              c.given(f"slurm.{name}") for name in ("gpus-per-node", "gres", "gpus", "gpus-per-task", "exclusive")),
@@ -194,7 +194,7 @@ SLURM_RULES = (
     rule("mlm-needs-pythonpath", "info", "launch", "slurm", SLURM,
          lambda c: c.framework == "megatron-lm" and c.fact("sbatch") is not None and c.unset("PYTHONPATH")
          and c.fact("pythonpath") is None,
-         "pretrain_gpt.py needs Megatron-LM on PYTHONPATH", "PYTHONPATH=${{WORKDIR}}/3rdparty/Megatron-LM"),
+         "pretrain_gpt.py needs Megatron-LM on PYTHONPATH", "PYTHONPATH=$WORKDIR/3rdparty/Megatron-LM"),
 )  # fmt: skip
 
 LAUNCH = (*ENVIRONMENT, *SLURM_RULES)
