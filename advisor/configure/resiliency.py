@@ -117,7 +117,8 @@ def _hang_s(wishes: Wishes, limits: Timeouts) -> float:
     """Seconds until a hang is seen: by the section timeout, the hard timeout, or the NCCL watchdog."""
     if wishes.in_process:
         return limits.hard_s
-    return float(limits.step_s if wishes.uses_ft else limits.nccl_min * 60)
+    look = reliability_facts().seconds("crash_detection")
+    return limits.step_s + look if wishes.uses_ft else limits.nccl_min * 60.0
 
 
 def _restarts(met: Hazards) -> int:

@@ -147,13 +147,22 @@ def test_sixteen_ranks_on_two_nodes(cli, at_cluster, tmp_path):
     assert at_cluster.field(job, "Restarts") == "0"
 
 
-def test_a_rank_that_fails_before_the_first_step_is_not_tried_again(cli, at_cluster, tmp_path):
+def keep(log: Path, tmp_path: Path, name: str) -> None:
+    """A real log as material for the tests of diagnose."""
+    folder = Path(__file__).parents[1] / "diagnose" / "data" / "real_ft"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(log.read_text().replace(str(tmp_path), "/work/run").replace(sys.prefix, "/opt/venv"))
+
+
+def test_a_rank_that_fails_before_the_first_step_is_not_tried_again(cli, at_cluster, tmp_path, updating):
     code = program(tmp_path, "sys.exit(7 if rank == 1 else time.sleep(30))")
     job, log = submitted(cli, tmp_path, plan_file(tmp_path, "dense"), code)
     assert at_cluster.wait(job) == "FAILED"
     text = log.read_text()
     assert "task 1: Exited with exit code 7" in text
     assert "no step was done" in text
+    if updating:
+        keep(log, tmp_path, "slurm_rank_exit_7.log")
     assert at_cluster.field(job, "Restarts") == "0"
 
 
@@ -185,7 +194,7 @@ def test_wrong_results_are_never_tried_again(cli, at_cluster, tmp_path):
     assert at_cluster.field(job, "Restarts") == "0"
 
 
-def test_the_time_limit_ends_in_a_save_and_a_requeue(cli, at_cluster, tmp_path):
+def test_the_time_limit_ends_in_a_save_and_a_requeue(cli, at_cluster, tmp_path, updating):
     code = program(
         tmp_path,
         """
@@ -204,6 +213,8 @@ def test_the_time_limit_ends_in_a_save_and_a_requeue(cli, at_cluster, tmp_path):
     assert at_cluster.wait(job) == "COMPLETED", log.read_text()
     assert {path.name for path in tmp_path.glob("saved_*")} == {f"saved_{a}_{r}" for a in (0, 1) for r in (0, 1)}
     assert "Attempt 0 ended with 0" in log.read_text()
+    if updating:
+        keep(log, tmp_path, "slurm_time_limit_requeue.log")
 
 
 def until_requeued(slurm, job):
@@ -212,6 +223,7 @@ def until_requeued(slurm, job):
     while slurm.field(job, "Restarts") == "0" and time.monotonic() < until:
         time.sleep(0.2)
     assert slurm.field(job, "Restarts") == "1", slurm.logs()
+    time.sleep(2.5)  # a start within the second of the requeue meets a revoked credential
     slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
 
 

@@ -1,0 +1,105 @@
+"""Generated flags under the real ft_launcher: a rank is killed or hangs, the job comes back and loses no more than it may.
+
+The timeouts of a plan suit steps of seconds and checkpoints of minutes; here the same derivation is asked about a small
+job, and its floors of minutes are scaled to seconds so that a hang is seen within the test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from advisor.configure.chosen import read_plan
+from advisor.configure.conflicts import Wishes
+from advisor.configure.resiliency import resiliency
+from advisor.export.resiliency import ft_launcher_flags
+from tests.configure.plans import plan_file
+from tests.real.slurm import free_ports
+
+ROOT = Path(__file__).parents[2]
+LAUNCHER = ROOT / ".venv-nvrx" / "bin" / "ft_launcher"
+PROGRAM = Path(__file__).with_name("ft_program.py")
+DATA = ROOT / "tests" / "diagnose" / "data" / "real_ft"
+STEPS, EVERY = 12, 3
+SCALE = 20
+
+pytestmark = [
+    pytest.mark.nvrx,
+    pytest.mark.skipif(not LAUNCHER.exists(), reason="nvidia-resiliency-ext is not installed (make nvrx-deps)"),
+]
+
+
+def scaled(sections: str) -> str:
+    """Section timeouts of a plan, divided by SCALE: 60 s for a step become 3 s."""
+    return re.sub(r":(\d+)", lambda found: f":{max(3, int(found[1]) // SCALE)}", sections)
+
+
+@pytest.fixture
+def flags(tmp_path):
+    settings = resiliency(read_plan(plan_file(tmp_path, "small")), Wishes(checkpoint_dir=str(tmp_path)))
+    limits = settings.limits
+    assert limits.sections == "setup:600,step:60,checkpointing:300"
+    return ft_launcher_flags(scaled(limits.sections), limits.outside_s // SCALE, settings.max_restarts)
+
+
+def launch(tmp_path: Path, flags: tuple[str, ...], fault: str) -> tuple[int, str]:
+    (port,) = free_ports(1)
+    command = [
+        str(LAUNCHER), "--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--nnodes=1", "--nproc-per-node=2",
+        *flags, str(PROGRAM), str(tmp_path), str(STEPS), str(EVERY), fault,
+    ]  # fmt: skip
+    environment = {**os.environ, "GROUP_RANK": "0", "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, check=False, env=environment
+    )
+    return ran.returncode, ran.stdout
+
+
+def lost_steps(log: str) -> int:
+    """Steps that were done and then done again."""
+    done = [int(step) for step in re.findall(r"iteration +(\d+)/", log)]
+    return len(done) - len(set(done))
+
+
+def test_without_restarts_a_killed_rank_ends_the_job(tmp_path, flags, updating):
+    code, log = launch(tmp_path, ("--max-restarts=0", *flags[1:]), "killed")
+    assert code == 1
+    assert not (tmp_path / "done.json").exists()
+    assert json.loads((tmp_path / "checkpoint.json").read_text())["step"] == 6
+    assert "exitcode: -9" in log or "exitcode  : -9" in log
+    if updating:
+        (DATA / "ft_launcher_no_restarts.log").write_text(anonymous(log, tmp_path))
+
+
+@pytest.mark.parametrize("fault", ["killed", "hung"])
+def test_a_fault_costs_at_most_an_interval(tmp_path, flags, fault, updating):
+    code, log = launch(tmp_path, flags, fault)
+    assert code == 0, log
+    assert f"rank 1 is {fault} at step 7" in log
+    assert json.loads((tmp_path / "done.json").read_text()) == {"step": STEPS, "value": 2.0 * STEPS, "attempt": 1}
+    assert "attempt 1 rank 0 starts after step 6" in log
+    assert lost_steps(log) <= EVERY
+    if fault == "hung":
+        assert re.search(r"Section 'step' has been open for [\d.]+ seconds\. Timeout is 3\.00 seconds", log), log
+    if updating:
+        DATA.mkdir(parents=True, exist_ok=True)
+        (DATA / f"ft_launcher_rank_{fault}.log").write_text(anonymous(log, tmp_path))
+
+
+def anonymous(log: str, tmp_path: Path) -> str:
+    """The log without the folders and the name of this machine."""
+    folders = {
+        str(tmp_path): "/work/run", str(ROOT): "/work/src", str(LAUNCHER.resolve().parents[1]): "/opt/venv",
+        sys.prefix: "/opt/venv", sys.base_prefix: "/opt/python",
+    }  # fmt: skip
+    for folder, name in folders.items():
+        log = log.replace(folder, name)
+    log = re.sub(rf"@{re.escape(socket.gethostname())}\b", "@node1", log)
+    return re.sub(r"/tmp/torchelastic_\w+", "/work/logs", log)
