@@ -13,6 +13,7 @@ import pytest
 import advisor
 from advisor import api, data
 from advisor.errors import AdvisorError, InputError, UnknownNameError
+from advisor.spec.load.system import load_system, system_names
 
 HEAVY = ("torch", "megatron", "pandas", "optuna", "scipy", "matplotlib")
 
@@ -314,3 +315,35 @@ def test_a_plan_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8-current"])
+@pytest.mark.parametrize("system", system_names())
+def test_every_system_has_an_answer(system, precision):
+    node, gpu = load_system(system).gpus_per_node, load_system(system).gpu
+    for model, ep in (("llama3-8b", 1), ("qwen3-30b-a3b", node)):
+        answer = advisor.estimate(model, node, system=system, precision=precision, ep=ep)
+        if precision == "fp8-current" and answer.verdict == "illegal":
+            assert [one.rule for one in answer.findings if one.severity == "stop"] == ["gpu-runs-precision"]
+            assert gpu.capability_major == 8
+            continue
+        assert answer.verdict in {"fits", "oom"}, answer.findings
+        assert answer.candidate.memory.peak_device_bytes > 0
+        assert answer.candidate.step.step_s > 0
+
+
+def test_a_gpu_of_unknown_capability_has_an_answer(tmp_path):
+    (tmp_path / "own.yaml").write_text(
+        json.dumps(
+            {
+                "gpu": {
+                    "name": "mine",
+                    "peak_dense_tflops": {"bf16": 500},
+                    "hbm": {"capacity_gb": 640, "bandwidth_gbs": 2000},
+                },
+                "gpus_per_node": 8,
+                "nic_gbps_per_gpu": 200,
+            }
+        )
+    )
+    assert advisor.estimate("llama3-8b", 8, system=str(tmp_path / "own.yaml"), tp=2).verdict == "fits"

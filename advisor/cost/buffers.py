@@ -22,7 +22,7 @@ OVERLAPPED_GEMMS = 8
 def workspace_bytes(model: Model, cluster: Cluster, workload: Workload) -> float:
     """Workspaces of cuBLAS that live in the caching allocator for the whole run; grouped GEMMs have their own."""
     facts = memory_facts()
-    share = 1.0 if float(cluster.gpu.compute_capability) >= 9 else PRE_HOPPER_WORKSPACE
+    share = PRE_HOPPER_WORKSPACE if 0 < cluster.gpu.capability_major < 9 else 1.0
     count = facts["workspaces"].value + (
         facts["grouped_workspaces"].value if model.is_moe and workload.grouped_gemm else 0.0
     )

@@ -50,7 +50,7 @@ def stored_weight_bytes(workload: Workload, cluster: Cluster) -> tuple[float, fl
     if not precision.quantised:
         return plain, plain
     copies = float(precision.weight_cache_bytes)
-    one_way = precision.name in ("fp8-delayed", "fp8-current") and float(cluster.gpu.compute_capability) >= 10
+    one_way = precision.name in ("fp8-delayed", "fp8-current") and cluster.gpu.capability_major >= 10
     if one_way or workload.mode != "train":
         copies /= 2
     if workload.fp8_params:

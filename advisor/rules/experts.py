@@ -15,17 +15,13 @@ FLEX = (Dispatcher.deepep, Dispatcher.hybridep)
 ADAPTER = "ML:megatron/core/distributed/fsdp/mcore_fsdp_adapter.py (megatron-core 0.19.2)"
 
 
-def _major(gpu: Gpu) -> str:
-    return gpu.compute_capability.split(".")[0]
-
-
 def _deepep_runs(gpu: Gpu) -> bool:
     base = gpu.name.lower().replace("-", "").replace("_", "")
-    return _major(gpu) in {"8", "9"} or base.startswith(("b200", "b300"))
+    return gpu.capability_major in (8, 9) or base.startswith(("b200", "b300"))
 
 
 def _hybridep_runs(gpu: Gpu) -> bool:
-    return _major(gpu) in {"8", "9", "10"}
+    return gpu.capability_major in (8, 9, 10)
 
 
 def _with(case: Case, *kinds: Dispatcher) -> Array:

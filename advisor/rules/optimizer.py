@@ -123,7 +123,7 @@ OPTIMIZER = (
     Rule(
         "fsdp-with-tp-discouraged", "slow", ("fsdp", "tp", "cp"), f"{ARG}:1453-1479",
         lambda c: (c.columns.fsdp > 0) & ((c.columns.tp > 1) | (c.columns.cp > 1))
-        if c.cluster.gpu.compute_capability.split(".")[0] in {"8", "9"} else NEVER,
+        if c.cluster.gpu.capability_major in (8, 9) else NEVER,
         lambda r: f"tp {r.layout.tp} and cp {r.layout.cp} want CUDA_DEVICE_MAX_CONNECTIONS=1 before Blackwell, FSDP"
         " must not have it: their overlap is lost",
         lambda r: "tp=1, cp=1",

@@ -29,7 +29,7 @@ def make_candidates(
     sizes = memory(request.model, request.cluster, request.workload, columns)
     times = None
     if request.workload.mode == "train":
-        profile = load_profile(request.cluster.gpu.name)
+        profile = load_profile(request.cluster.gpu)
         times = step(request.model, request.cluster, request.workload, columns, profile)
     return tuple(
         Candidate(

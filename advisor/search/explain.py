@@ -75,7 +75,7 @@ def _figures(request: Request, pairs: Sequence[tuple[Layout, Knobs]]) -> list[_F
     device = np.broadcast_to(memory(request.model, request.cluster, request.workload, kept).device_bytes, at.shape)
     times = np.zeros(at.shape)
     if request.workload.mode == "train":
-        profile = load_profile(request.cluster.gpu.name)
+        profile = load_profile(request.cluster.gpu)
         times = np.broadcast_to(step(request.model, request.cluster, request.workload, kept, profile).step_s, at.shape)
     for place, i in enumerate(at):
         verdict: Verdict = "fits" if device[place] <= request.budget_bytes else "oom"

@@ -95,7 +95,7 @@ class _Sweep:
     def __init__(self, request: Request, rejected: Mapping[str, int]) -> None:
         self.request = request
         self.job = (request.model, request.cluster, request.workload)
-        self.profile = load_profile(request.cluster.gpu.name)
+        self.profile = load_profile(request.cluster.gpu)
         self.rejected: Counter[str] = Counter(rejected)
         self.feasible = 0
         self.best: list[rank.Entries] = []

@@ -37,6 +37,12 @@ class Gpu:
         """HBM bandwidth in bytes per second."""
         return gbs_to_bps(self.hbm_gbs)
 
+    @property
+    def capability_major(self) -> int:
+        """Major compute capability: 10 of "10.0" and "10.x"; 0 where there is none to read (unknown, "gfx942")."""
+        major = self.compute_capability.partition(".")[0]
+        return int(major) if major.isdecimal() else 0
+
     def peak_flops(self, number_format: str) -> float:
         """Dense peak in FLOP/s of bf16, fp16, fp8, mxfp8, nvfp4, tf32 or fp32; KeyError if the GPU lacks it."""
         return tflops_to_flops(self.peak_tflops[number_format])
