@@ -13,7 +13,10 @@ import click
 from advisor.cli import render
 from advisor.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, AdvisorError
 
-VERBS = ("plan", "estimate", "why", "overlap", "export", "launch", "resiliency", "goodput", "diagnose", "trace", "check", "rules", "models", "systems")
+VERBS = (
+    "plan", "estimate", "why", "overlap", "export", "launch", "resiliency", "goodput", "diagnose", "trial", "trace",
+    "check", "rules", "models", "systems",
+)  # fmt: skip
 
 EPILOG = """\b
 Exit codes:

@@ -107,6 +107,15 @@ def notice(text: str) -> None:
     _write(_styled(text, "dim", sys.stderr), sys.stderr)
 
 
+def status(text: str, fresh: bool) -> None:
+    """Where something that runs is, to stderr: in place on a terminal (no text clears it), elsewhere when `fresh`."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text[: _width(sys.stderr) - 1]}")
+        sys.stderr.flush()
+    elif fresh:
+        notice(text)
+
+
 def error(message: str, hint: str | None) -> None:
     """One error with its fix, to stderr; what was typed is cut to a readable length."""
     _write(f"{_styled('error:', 'error', sys.stderr)} {_LONG_WORD.sub(_cut, message)}", sys.stderr)

@@ -1,0 +1,63 @@
+"""`advisor trial`: the best layouts of a plan run for a few steps, measured against what was predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from advisor.cli import render
+from advisor.cli.options import OUTPUT_OPTIONS, SectionCommand, option, with_options
+from advisor.cli.survival import PLAN_ARGUMENT, flag, valued
+from advisor.cli.trials import DRIVE_OPTIONS, Follower, drive_of, plan_path, require_stack, rules_of
+from advisor.errors import EXIT_NEGATIVE, EXIT_OK
+
+FORM, _OUT, *REST = OUTPUT_OPTIONS
+OPTIONS = (
+    option("--top", section="Trials", type=click.IntRange(1, 10_000), default=3, envvar="ADVISOR_TOP",
+           show_default=True, metavar="N", help="How many candidates of the plan, best first."),
+    option("--proxy-layers", section="Trials", type=click.IntRange(1, 10_000), envvar="ADVISOR_PROXY_LAYERS",
+           metavar="N", help="Fewer layers and microbatches of the same shapes; the full layout is extrapolated."),
+    valued("budget", "15m", "Trials", "Time for all trials together."),
+    flag("resume", "Trials", "Skip trials that have a record in --out."),
+    *DRIVE_OPTIONS,
+    FORM,
+    valued("out", "DIR", "Output", "Folder of the records.", default="trials", show_default=True),
+    option("--dry-run", section="Output", is_flag=True, help="Say what would be run, and run nothing."),
+    *REST,
+)  # fmt: skip
+
+
+@click.command("trial", cls=SectionCommand)
+@PLAN_ARGUMENT
+@with_options(OPTIONS)
+def command(
+    *, plan: str, top: int, proxy_layers: int | None, form: render.Format, out: str, dry_run: bool, quiet: bool,
+    verbose: bool, **options: Any,
+) -> int:  # fmt: skip
+    """Run the best layouts of a plan for some steps on the real stack.
+
+    Every trial leaves a record with step times, memory, effective settings and the hidden communication, beside what
+    was predicted. Exit code 1: a trial failed, or its step time lies outside the predicted interval.
+    """
+    from advisor.cli.pages.trial import dry_document, trial_document
+    from advisor.trial.runner import run_trials
+    from advisor.trial.store import Store
+    from advisor.trial.trials import read_trials
+
+    output = render.Output(form, None, quiet, verbose)
+    drive, rules = drive_of(options), rules_of(options)
+    trials = read_trials(plan_path(plan), top, drive, proxy_layers)
+    if dry_run:
+        render.show(dry_document(trials, rules, Path(out)), output)
+        return EXIT_OK
+    require_stack(trials, drive)
+    follower = Follower(quiet)
+    try:
+        ran = list(run_trials(trials, Store(plan_path(out)), rules, follower))
+    finally:
+        follower.close()
+    render.show(trial_document(ran, Path(out)), output)
+    records = [one.record for one in ran if one.record is not None]
+    return EXIT_OK if records and all(record["inside"] for record in records) else EXIT_NEGATIVE

@@ -1,0 +1,139 @@
+"""What trial and tune share: how a trial is driven, and a line on stderr that follows it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from advisor.cli import render
+from advisor.cli.options import option
+from advisor.cli.parameters import OneOf, shorten
+from advisor.cli.survival import valued
+from advisor.errors import EnvironmentMissingError, InputError
+
+if TYPE_CHECKING:
+    from advisor.trial.job import Drive
+    from advisor.trial.progress import Progress
+    from advisor.trial.runner import Rules
+    from advisor.trial.trials import Trial
+
+NEEDED = ("torch", "megatron.core", "psutil")
+SECONDS = {"s": 1, "m": 60, "h": 3600, "": 1}
+REDRAW_S = 0.5
+# Ranks share the cores of a CPU host; beyond this many the trial says nothing about anything.
+MOST_CPU_RANKS = 16
+
+DRIVE_OPTIONS = (
+    option("--backend", section="Run", type=OneOf(["local"]), default="local", envvar="ADVISOR_BACKEND",
+           show_default=True, help="Where: local = torchrun on this host."),
+    option("--device", section="Run", type=OneOf(["auto", "cuda", "cpu"]), default="auto", envvar="ADVISOR_DEVICE",
+           show_default=True, help="cpu = gloo and reference kernels: mechanics, and rates of a local-cpu system."),
+    option("--steps", section="Run", type=click.IntRange(3, 100_000), default=20, envvar="ADVISOR_STEPS",
+           show_default=True, metavar="N", help="Steps that are measured."),
+    option("--warmup", section="Run", type=click.IntRange(0, 10_000), default=2, envvar="ADVISOR_WARMUP",
+           show_default=True, metavar="N", help="Steps before them."),
+    option("--profile-steps", section="Run", type=click.IntRange(0, 20), default=1, envvar="ADVISOR_PROFILE_STEPS",
+           show_default=True, metavar="N", help="Steps after them under torch.profiler (0 = no traces)."),
+    option("--threads", section="Run", type=click.IntRange(1, 1024), default=1, envvar="ADVISOR_THREADS",
+           show_default=True, metavar="N", help="CPU threads of a rank."),
+    valued("start-timeout", "10m", "Limits", "From the start to the first step.", default="10m", show_default=True),
+    valued("step-timeout", "5m", "Limits", "Between two signs of life.", default="5m", show_default=True),
+    valued("total-timeout", "1h", "Limits", "Of one trial.", default="1h", show_default=True),
+)  # fmt: skip
+
+
+def seconds(name: str, text: str) -> float:
+    """Seconds of 90s, 15m, 1.5h or a bare number; InputError otherwise."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smh]?)", text.strip())
+    if found is None or float(found[1]) == 0:
+        raise InputError(f"--{name} {shorten(text)} is no length of time", "90s, 15m or 1.5h")
+    return float(found[1]) * SECONDS[found[2]]
+
+
+def drive_of(options: dict[str, Any]) -> Drive:
+    """How trials are driven, taken out of `options`; EnvironmentMissingError where the host lacks what that needs."""
+    from advisor.trial.job import Drive
+
+    device = options.pop("device")
+    if device == "auto":
+        device = "cuda" if shutil.which("nvidia-smi") else "cpu"
+    options.pop("backend")
+    names = ("steps", "warmup", "profile_steps", "threads")
+    return Drive(device=device, **{name: options.pop(name) for name in names})
+
+
+def require_stack(trials: list[Trial], drive: Drive) -> None:
+    """Refuse what this host cannot run: packages that are missing, more ranks than it has room for."""
+    missing = [name for name in NEEDED if not _present(name)]
+    if missing:
+        raise EnvironmentMissingError(f"{', '.join(missing)} not installed", "pip install 'megatron-advisor[trial]'")
+    most = max(trial.ranks for trial in trials)
+    if drive.device == "cpu" and most > MOST_CPU_RANKS:
+        raise EnvironmentMissingError(
+            f"the plan is for {most} GPUs; this host has none, and runs up to {MOST_CPU_RANKS} ranks on its CPU",
+            "plan for fewer GPUs, or see the commands with --dry-run",
+        )
+
+
+def _present(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def rules_of(options: dict[str, Any]) -> Rules:
+    """Limits, budget and --resume, taken out of `options`."""
+    from advisor.trial.processes import Limits
+    from advisor.trial.runner import Rules
+
+    names = {"start_s": "start_timeout", "step_s": "step_timeout", "total_s": "total_timeout"}
+    limits = {to: seconds(name.replace("_", "-"), options.pop(name)) for to, name in names.items()}
+    budget = options.pop("budget", None)
+    return Rules(Limits(**limits), None if budget is None else seconds("budget", budget), options.pop("resume", False))
+
+
+class Follower:
+    """Says on stderr where a running trial is; on a terminal in place, elsewhere a line when a trial begins."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet, self.said, self.drawn_s = quiet, "", 0.0
+
+    def __call__(self, trial: Trial, progress: Progress) -> None:
+        """Take note of progress."""
+        now = time.monotonic()
+        if self.quiet or (trial.name == self.said and now - self.drawn_s < REDRAW_S):
+            return
+        fresh, self.said, self.drawn_s = trial.name != self.said, trial.name, now
+        render.status(_words(trial, progress), fresh)
+
+    def close(self) -> None:
+        """Leave no line behind."""
+        if not self.quiet:
+            render.status("", False)
+
+
+def _words(trial: Trial, progress: Progress) -> str:
+    run = trial.job["run"]
+    total = run["warmup"] + run["steps"] + (run["profile_steps"] + 1 if run["profile_steps"] else 0)
+    parts = [f"{trial.name}: step {progress.steps} of {total}"]
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.3f}")
+    if progress.step_s:
+        layout = trial.run_candidate.layout
+        rate = layout.gbs * trial.run_request.workload.seq_len / progress.step_s / layout.gpus
+        parts.append(f"{rate:,.0f} tokens/s/GPU")
+    return ", ".join(parts)
+
+
+def plan_path(text: str) -> Path:
+    """The path of a plan; a NUL byte in it is refused here, as the operating system would."""
+    if not text or "\0" in text:
+        raise InputError(f"{shorten(text)} is no path")
+    return Path(text)

@@ -1,0 +1,230 @@
+"""From a candidate to what the worker is told: a JSON mapping in the words of megatron-core, complete and plain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from advisor.errors import InputError
+from advisor.export.model_fields import model_facts, model_fields, require_supported
+from advisor.search.request import Request
+from advisor.search.stages import megatron_flags
+from advisor.spec.layout import CudaGraph, Dispatcher, Fsdp, Knobs
+from advisor.spec.plan import Candidate
+
+Device = Literal["cuda", "cpu"]
+
+SCHEMA_VERSION = 1
+GPT_FIELDS = {
+    "share_embeddings_and_output_weights": "share_embeddings_and_output_weights",
+    "position_embedding_type": "position_embedding_type",
+    "rotary_base": "rotary_base",
+    "rotary_percent": "rotary_percent",
+}
+NOT_CONFIG = {"seq_length", "vocab_size", "make_vocab_size_divisible_by", "share_embeddings_and_output_weights",
+              "position_embedding_type", "rotary_percent"}  # fmt: skip
+SPLIT_FIELDS = {
+    "account_for_embedding_in_pipeline_split": "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split": "account_for_loss_in_pipeline_split",
+    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
+    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
+    "pipeline_model_parallel_layout": "pipeline_model_parallel_layout",
+}
+# Fused kernels of Transformer Engine, Apex and megatron-core that need a GPU; their reference forms run on a CPU.
+OFF_ON_CPU = (
+    "gradient_accumulation_fusion", "masked_softmax_fusion", "bias_activation_fusion", "bias_dropout_fusion",
+    "apply_rope_fusion", "persist_layer_norm", "moe_grouped_gemm", "moe_permute_fusion", "cross_entropy_loss_fusion",
+    "tp_comm_overlap",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """How a trial is driven: `warmup` and `steps` are counted steps, `profile_steps` follow them under the profiler."""
+
+    device: Device
+    steps: int = 20
+    warmup: int = 2
+    profile_steps: int = 1
+    threads: int = 1
+    seed: int = 1234
+    collective_timeout_s: float = 600.0
+
+
+def make_job(request: Request, candidate: Candidate, drive: Drive) -> dict[str, Any]:
+    """The job of a candidate. Raises InputError for what the worker, or this device, cannot run."""
+    facts = model_facts(request.model, str(request.settings["model"].value))
+    require_supported(request.model, facts, "try a model of attention and feed-forward layers")
+    problems = list(_problems(request, candidate.knobs, candidate, drive))
+    if problems:
+        raise InputError(f"a trial of this layout cannot run: {'; '.join(problems)}", "choose another candidate")
+    layout, knobs = candidate.layout, candidate.knobs
+    fields = model_fields(request.model, request.workload, facts)
+    config = {name: value for name, value in fields.items() if name not in NOT_CONFIG}
+    config |= {name: False for name in OFF_ON_CPU if drive.device == "cpu"}
+    config |= _parallel(candidate) | _precision(request, drive) | _moe(request, knobs, drive) | _recompute(knobs)
+    config |= _graphs(knobs, drive) | {"mtp_num_layers": candidate.mtp_depth or None}
+    sixteen = "fp32" if request.workload.precision.name == "fp32" else _storage(request)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "config": {name: value for name, value in config.items() if value is not None},
+        "gpt": {
+            **{to: fields[name] for name, to in GPT_FIELDS.items() if name in fields},
+            "vocab_size": candidate.memory.padded_vocab,
+            "max_sequence_length": request.model.position_embeddings or request.workload.seq_len,
+        },
+        "dtype": sixteen,
+        "sizes": {name: getattr(layout, name) for name in ("tp", "pp", "vpp", "cp", "ep", "etp")},
+        "order": request.cluster.rank_order,
+        "optimizer_instances": knobs.optimizer_instances,
+        "ddp": _ddp(candidate),
+        "optimizer": _optimizer(request, knobs, sixteen),
+        "batch": {
+            "mbs": layout.mbs,
+            "seq_len": request.workload.seq_len,
+            "num_microbatches": layout.num_microbatches,
+            "vocab_size": request.model.vocab_size,
+        },
+        "run": {name: getattr(drive, name) for name in Drive.__slots__},
+        "stand_ins": list(stand_ins(request, candidate, drive)),
+    }
+
+
+def _problems(request: Request, knobs: Knobs, candidate: Candidate, drive: Drive) -> Iterator[str]:
+    if request.workload.mode != "train":
+        yield f"--mode {request.workload.mode} trains nothing"
+    if knobs.fsdp is not Fsdp.none:
+        yield "Megatron-FSDP is not built by the worker"
+    if request.workload.optimizer == "muon":
+        yield "the worker knows no muon"
+    if drive.device == "cpu":
+        if candidate.layout.cp > 1:
+            yield "context parallelism needs Transformer Engine, so a GPU"
+        if knobs.optimizer_offload:
+            yield "there is nothing to offload to from a CPU"
+
+
+def stand_ins(request: Request, candidate: Candidate, drive: Drive) -> Iterator[str]:
+    """What runs in place of what was planned, in words."""
+    if candidate.knobs.cuda_graph is CudaGraph.full_iteration:
+        yield "no CUDA graph in place of capture of the full iteration"
+    if drive.device == "cuda":
+        return
+    yield "CPU and gloo in place of GPUs and NCCL, the local layer specification in place of Transformer Engine"
+    if candidate.knobs.dispatcher in (Dispatcher.deepep, Dispatcher.hybridep):
+        yield f"alltoall in place of {candidate.knobs.dispatcher.name}"
+    if request.workload.precision.quantised:
+        yield f"bf16 in place of {request.workload.precision.name}"
+    if candidate.knobs.cuda_graph is CudaGraph.scoped:
+        yield "no CUDA graphs of modules"
+    if request.model.is_moe and request.workload.grouped_gemm:
+        yield "experts one after another in place of grouped GEMM"
+    if any(getattr(layer.mixer, "window", None) for layer in request.model.kinds):
+        yield "full attention in place of sliding windows"
+
+
+def _storage(request: Request) -> str:
+    return "fp16" if request.workload.precision.name == "fp16" else "bf16"
+
+
+def _parallel(candidate: Candidate) -> dict[str, Any]:
+    layout, knobs = candidate.layout, candidate.knobs
+    flags = megatron_flags(layout.split, candidate.mtp_depth)
+    interleaved = layout.pp > 1 and layout.vpp > 1
+    return {
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "virtual_pipeline_model_parallel_size": layout.vpp if interleaved else None,
+        "context_parallel_size": layout.cp,
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": layout.etp,
+        "sequence_parallel": layout.sp,
+        "overlap_p2p_comm": interleaved and knobs.overlap_p2p,
+        "batch_p2p_comm": not (interleaved and knobs.overlap_p2p),
+        "microbatch_group_size_per_vp_stage": layout.split.group if interleaved else None,
+        "cp_comm_type": knobs.cp_comm.name if layout.cp > 1 else None,
+        "tp_comm_overlap": None,
+        **{word: flags[name] for name, word in SPLIT_FIELDS.items() if name in flags},
+    }
+
+
+def _precision(request: Request, drive: Drive) -> dict[str, Any]:
+    name = request.workload.precision.name
+    found: dict[str, Any] = {"bf16": name not in {"fp32", "fp16"}, "fp16": name == "fp16"}
+    found |= {"hidden_dropout": 0.0, "attention_dropout": 0.0, "attention_softmax_in_fp32": True}
+    if drive.device == "cpu" or not request.workload.precision.quantised:
+        return found
+    recipes = {"fp8-delayed": "delayed", "fp8-current": "tensorwise", "fp8-blockwise": "blockwise", "mxfp8": "mxfp8"}
+    if name == "nvfp4":
+        return found | {"fp4": "e2m1", "fp4_recipe": "nvfp4"}
+    return found | {"fp8": "e4m3" if name == "mxfp8" else "hybrid", "fp8_recipe": recipes[name]}
+
+
+def _moe(request: Request, knobs: Knobs, drive: Drive) -> dict[str, Any]:
+    if not request.model.is_moe:
+        return {}
+    flex = knobs.dispatcher in (Dispatcher.deepep, Dispatcher.hybridep)
+    kind = {Dispatcher.none: "allgather"}.get(knobs.dispatcher, knobs.dispatcher.name)
+    found: dict[str, Any] = {
+        "moe_token_dispatcher_type": ("alltoall" if drive.device == "cpu" else "flex") if flex else kind,
+        "moe_flex_dispatcher_backend": knobs.dispatcher.name if flex and drive.device == "cuda" else None,
+        "moe_shared_expert_overlap": knobs.shared_expert_overlap,
+        "overlap_moe_expert_parallel_comm": knobs.ep_overlap,
+        "delay_wgrad_compute": knobs.delay_wgrad,
+        "moe_expert_capacity_factor": request.workload.capacity_factor,
+        "moe_router_force_load_balancing": request.workload.routing == "balanced",
+    }
+    return found
+
+
+def _recompute(knobs: Knobs) -> dict[str, Any]:
+    full = knobs.full_uniform or knobs.full_block
+    if full:
+        method = "uniform" if knobs.full_uniform else "block"
+        return {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": full}
+    if knobs.recompute:
+        return {"recompute_granularity": "selective", "recompute_modules": list(knobs.recompute)}
+    return {}
+
+
+def _graphs(knobs: Knobs, drive: Drive) -> dict[str, Any]:
+    scoped = knobs.cuda_graph is CudaGraph.scoped and drive.device == "cuda"
+    return {"cuda_graph_impl": "transformer_engine"} if scoped else {}
+
+
+def _ddp(candidate: Candidate) -> dict[str, Any]:
+    """Fields of DistributedDataParallelConfig; parameter gathers are aligned as Megatron-Bridge does with VPP."""
+    knobs, layout = candidate.knobs, candidate.layout
+    return {
+        "grad_reduce_in_fp32": knobs.grad_dtype == "fp32",
+        "overlap_grad_reduce": knobs.overlap_grad_reduce,
+        "overlap_param_gather": knobs.overlap_param_gather and knobs.distributed_optimizer,
+        "align_param_gather": layout.pp > 1 and layout.vpp > 1 and knobs.overlap_param_gather,
+        "use_distributed_optimizer": knobs.distributed_optimizer,
+        "num_distributed_optimizer_instances": knobs.optimizer_instances,
+    }
+
+
+def _optimizer(request: Request, knobs: Knobs, storage: str) -> Mapping[str, Any]:
+    found: dict[str, Any] = {
+        "optimizer": request.workload.optimizer,
+        "lr": 1e-4,
+        "weight_decay": 0.01,
+        "clip_grad": 1.0,
+        "bf16": storage == "bf16",
+        "fp16": storage == "fp16",
+        "params_dtype": storage,
+        "use_distributed_optimizer": knobs.distributed_optimizer,
+        "overlap_param_gather": knobs.overlap_param_gather and knobs.distributed_optimizer,
+    }
+    if knobs.moment_dtype != "fp32" or knobs.main_param_dtype != "fp32":
+        found |= {
+            "use_precision_aware_optimizer": True,
+            "exp_avg_dtype": knobs.moment_dtype,
+            "exp_avg_sq_dtype": knobs.moment_dtype,
+            "main_params_dtype": knobs.main_param_dtype,
+        }
+    if knobs.optimizer_offload:
+        found |= {"optimizer_cpu_offload": True, "optimizer_offload_fraction": knobs.optimizer_offload}
+    return found

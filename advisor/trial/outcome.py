@@ -1,0 +1,128 @@
+"""What became of a process group: measured, or which rank failed of what, with the lines that say so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from advisor.diagnose.diagnosis import Diagnosis
+from advisor.diagnose.run import diagnose
+from advisor.errors import InputError
+from advisor.trial.processes import Ended
+from advisor.trial.progress import Progress
+
+Kind = Literal["measured", "oom", "nan", "hang", "crash", "start-up timeout", "total timeout"]
+
+MOST_LINES = 12
+LEAST_STEPS = 3
+OF_MEMORY = {"cuda_oom", "cuda_oom_fragmentation", "host_oom"}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a trial has no measurement: cause (of the diagnosis, or the outcome), rank, exit code, lines, what to do."""
+
+    cause: str
+    rank: int | None
+    exit_code: int | None
+    message: str
+    excerpt: tuple[str, ...] = ()
+    fix: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {**asdict(self), "excerpt": list(self.excerpt)}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The kind, why there is no measurement (None for a measured trial), and what every rank left."""
+
+    kind: Kind
+    failure: Failure | None
+    ranks: tuple[Mapping[str, Any], ...]
+
+
+def outcome_of(ended: Ended, folder: Path, world: int) -> Outcome:
+    """Judge a group by how it ended and by what its ranks left in `folder`."""
+    ranks = tuple(_ranks(folder))
+    if ended.ending == "ended" and ended.exit_code == 0 and len(ranks) == world:
+        return Outcome("measured", None, ranks)
+    if ended.ending == "total timeout" and _steady_steps(folder, world) >= LEAST_STEPS:
+        return Outcome("measured", None, ranks)
+    for kind in ("oom", "nan"):
+        told = next((rank for rank in ranks if rank["outcome"] == kind), None)
+        if told is not None:
+            lines = _tail(folder, told["rank"])
+            failure = Failure(kind, told["rank"], 1, str(told["message"]), lines)
+            return Outcome("oom" if kind == "oom" else "nan", failure, ranks)
+    if ended.ending != "ended":
+        return _overrun(ended, folder, ranks)
+    return _crash(ended, folder, ranks)
+
+
+def _overrun(ended: Ended, folder: Path, ranks: tuple[Mapping[str, Any], ...]) -> Outcome:
+    progress = Progress(folder)
+    progress.read()
+    rank = progress.laggard
+    reached = progress.reached.get(rank if rank is not None else 0, {})
+    where = f"step {reached['number']}" if "number" in reached else str(reached.get("at", "nothing"))
+    who = "all ranks" if rank is None else f"rank {rank}"
+    words = f"{ended.ending} after {ended.seconds:.0f} s; the last that {who} reached is {where}"
+    kind: Kind = "hang" if ended.ending == "step timeout" else ended.ending  # type: ignore[assignment]
+    return Outcome(kind, Failure(kind, rank, None, words, _tail(folder, rank or 0)), ranks)
+
+
+def _crash(ended: Ended, folder: Path, ranks: tuple[Mapping[str, Any], ...]) -> Outcome:
+    found = _diagnosis(folder)
+    told = [rank for rank in ranks if rank["outcome"] == "crash"]
+    if found is not None and found.found:
+        rank = found.first_failing_rank
+        lines = tuple(line.text for line in found.evidence)[:MOST_LINES]
+        failure = Failure(found.cause_id, rank, found.exit_code, f"{found.title}: {found.reason}", lines, found.fix)
+        return Outcome("oom" if found.cause_id in OF_MEMORY else "crash", failure, ranks)
+    rank = found.first_failing_rank if found is not None else None
+    if rank is None and told:
+        rank = told[0]["rank"]
+    words = next((str(one["message"]) for one in told if one["rank"] == rank), "a rank ended")
+    code = found.exit_code if found is not None and found.exit_code is not None else ended.exit_code
+    return Outcome("crash", Failure("crash", rank, code, words, _tail(folder, rank or 0)), ranks)
+
+
+def _diagnosis(folder: Path) -> Diagnosis | None:
+    try:
+        return diagnose([str(folder / name) for name in ("stderr", "logs") if (folder / name).exists()])
+    except InputError:
+        return None
+
+
+def _ranks(folder: Path) -> list[Mapping[str, Any]]:
+    paths = sorted(folder.glob("rank-*.json"), key=lambda path: int(path.stem.removeprefix("rank-")))
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def _tail(folder: Path, rank: int) -> tuple[str, ...]:
+    """The last lines that a rank wrote to its stderr, torchrun's own where it wrote none."""
+    for path in (*sorted(folder.glob(f"logs/*/attempt_0/{rank}/stderr.log")), folder / "stderr"):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        if lines:
+            return tuple(lines[-MOST_LINES:])
+    return ()
+
+
+def steady_steps(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """Lines of the steady steps that every rank has told of, by rank; also of a group that was cut off."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for path in folder.glob("progress-*.jsonl"):
+        lines = [json.loads(line) for line in path.read_bytes().rpartition(b"\n")[0].splitlines()]
+        rank = int(path.stem.removeprefix("progress-"))
+        found[rank] = [line for line in lines if line["at"] == "step" and line["phase"] == "steady"]
+    return found
+
+
+def _steady_steps(folder: Path, world: int) -> int:
+    found = steady_steps(folder)
+    return min(map(len, found.values())) if len(found) == world else 0

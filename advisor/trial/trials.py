@@ -1,0 +1,81 @@
+"""The trials that a plan asks for: candidate, proxy, job, and the name and key that tell them apart."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from advisor.configure.chosen import read_plan
+from advisor.errors import InputError
+from advisor.search.request import Request
+from advisor.spec.layout import Knobs, Layout
+from advisor.spec.plan import Candidate, StepEstimate
+from advisor.trial.job import Drive, make_job
+from advisor.trial.proxy import make_proxy
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One layout to run. `request` and `candidate` are the plan's; `run_request` and `run_candidate` what is run.
+
+    They differ for a proxy (`proxy_layers` is then not None). Equal keys mean equal jobs.
+    """
+
+    source: str
+    request: Request
+    candidate: Candidate
+    run_request: Request
+    run_candidate: Candidate
+    proxy_layers: int | None
+    job: dict[str, Any]
+
+    @property
+    def predicted(self) -> StepEstimate:
+        """The predicted step of what is run; InputError for a plan that trains nothing."""
+        if self.run_candidate.step is None:
+            raise InputError(f"{self.source} is not a plan of training", "leave out --mode")
+        return self.run_candidate.step
+
+    @property
+    def name(self) -> str:
+        """The layout in a word that can be a folder's name, with the begin of the key."""
+        return f"{words_of(self.candidate.layout, self.candidate.knobs)}-{self.key[:8]}"
+
+    @property
+    def key(self) -> str:
+        """Hash over everything that the ranks are told."""
+        return hashlib.sha256(json.dumps(self.job, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the group."""
+        return self.run_candidate.layout.gpus
+
+
+def words_of(layout: Layout, knobs: Knobs) -> str:
+    """Sizes above 1 of a layout in a word (tp2-pp2-vpp2-mbs1), with the dispatcher of a mixture of experts."""
+    names = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
+    sizes = [f"{name}{getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
+    if knobs.dispatcher:
+        sizes.append(knobs.dispatcher.name)
+    return "-".join([*sizes, f"mbs{layout.mbs}"])
+
+
+def make_trial(source: str, request: Request, candidate: Candidate, drive: Drive, layers: int | None) -> Trial:
+    """The trial of a candidate, as a proxy of `layers` layers unless that is None."""
+    run_request, run = (request, candidate) if layers is None else make_proxy(request, candidate, layers)
+    return Trial(source, request, candidate, run_request, run, layers, make_job(run_request, run, drive))
+
+
+def read_trials(plan: Path, top: int, drive: Drive, proxy_layers: int | None) -> list[Trial]:
+    """Trials of the best `top` candidates of a plan's JSON (fewer where it holds fewer), or of an estimate's layout.
+
+    Raises InputError for a file that is no plan and for a layout that the worker cannot run.
+    """
+    best = read_plan(plan)
+    held = len(json.loads(plan.read_text(encoding="utf-8")).get("candidates", [None]))
+    found = [best, *(read_plan(plan, rank) for rank in range(2, min(top, held) + 1))]
+    return [make_trial(str(plan), one.request, one.candidate, drive, proxy_layers) for one in found]

@@ -1,0 +1,184 @@
+"""Builds what a rank trains: process groups, GPTModel chunks in DDP, optimizer, all from megatron-core.
+
+The order and the choices follow Megatron-LM's training set-up (megatron/training/training.py@d98e8a64: get_model,
+setup_model_and_optimizer, train): buckets only on the first chunk, gradient synchronisation left to the schedule,
+finalize_model_grads after the last microbatch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from advisor.trial.worker import shim
+
+ACTIVATIONS = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "squared_relu": lambda x: torch.pow(torch.nn.functional.relu(x), 2),
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a rank trains with. `ignored` are fields of the job that the installed megatron-core does not have."""
+
+    job: Mapping[str, Any]
+    chunks: list[Any]
+    optimizer: Any
+    config: Any
+    ddp_config: Any
+    layer_spec: str
+    ignored: tuple[str, ...]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the rank has a GPU."""
+        return bool(self.job["run"]["device"] == "cuda")
+
+
+def open_groups(job: Mapping[str, Any]) -> None:
+    """Join the process group and make Megatron's groups; RuntimeError when the sizes do not fit the world."""
+    run, sizes = job["run"], job["sizes"]
+    if run["device"] == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    else:
+        torch.set_num_threads(run["threads"])
+        shim.without_cuda()
+    backend = "nccl" if run["device"] == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, timeout=timedelta(seconds=run["collective_timeout_s"]))
+    from megatron.core import parallel_state
+
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=sizes["tp"],
+        pipeline_model_parallel_size=sizes["pp"],
+        virtual_pipeline_model_parallel_size=sizes["vpp"] if sizes["vpp"] > 1 else None,
+        context_parallel_size=sizes["cp"],
+        expert_model_parallel_size=sizes["ep"],
+        expert_tensor_parallel_size=sizes["etp"],
+        num_distributed_optimizer_instances=job["optimizer_instances"],
+        order=job["order"],
+        create_gloo_process_groups=False,
+    )
+    seed = run["seed"] + 100 * parallel_state.get_pipeline_model_parallel_rank()
+    torch.manual_seed(seed)
+    if run["device"] == "cuda":
+        from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+        model_parallel_cuda_manual_seed(seed)
+
+
+def build(job: Mapping[str, Any]) -> Built:
+    """Model chunks, optimizer and configuration of the rank; `open_groups` has been called."""
+    engine = job["run"]["device"] == "cuda" and find_spec("transformer_engine") is not None
+    if not engine:
+        shim.without_transformer_engine()
+    config, ignored = _config(job)
+    chunks = [_chunk(job, config, engine, stage) for stage in _stages(job)]
+    if job["run"]["device"] == "cuda":
+        chunks = [chunk.cuda(torch.cuda.current_device()) for chunk in chunks]
+    ddp_config = _ddp_config(job)
+    chunks = [_in_ddp(chunk, config, ddp_config, index) for index, chunk in enumerate(chunks)]
+    optimizer = _optimizer(job, chunks)
+    _connect(config, ddp_config, chunks, optimizer)
+    spec = "transformer_engine" if engine else "local"
+    return Built(job, chunks, optimizer, config, ddp_config, spec, ignored)
+
+
+def _stages(job: Mapping[str, Any]) -> list[int | None]:
+    vpp = job["sizes"]["vpp"]
+    return list(range(vpp)) if vpp > 1 else [None]
+
+
+def _config(job: Mapping[str, Any]) -> tuple[Any, tuple[str, ...]]:
+    """TransformerConfig (or its latent-attention kind) of the job; fields it does not know are named, not given."""
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+    latent = bool(job["config"].get("multi_latent_attention"))
+    kind = MLATransformerConfig if latent else TransformerConfig
+    known = {field.name for field in dataclasses.fields(kind)}
+    dtype = DTYPES[job["dtype"]]
+    given = {**job["config"], "params_dtype": dtype, "pipeline_dtype": dtype}
+    given["activation_func"] = ACTIVATIONS[given["activation_func"]]
+    for name in ("window_size", "moe_layer_freq"):
+        if isinstance(given.get(name), list):
+            given[name] = tuple(given[name]) if name == "window_size" else list(given[name])
+    config = kind(**{name: value for name, value in given.items() if name in known})
+    return config, tuple(sorted(set(given) - known))
+
+
+def _chunk(job: Mapping[str, Any], config: Any, engine: bool, stage: int | None) -> Any:
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import (
+        get_gpt_decoder_block_spec,
+        get_gpt_decoder_layer_specs,
+        get_gpt_mtp_block_spec,
+    )
+
+    block = get_gpt_decoder_block_spec(
+        config, use_transformer_engine=engine, normalization=config.normalization, vp_stage=stage
+    )
+    prediction = None
+    if config.mtp_num_layers:
+        last = get_gpt_decoder_layer_specs(config, engine, normalization=config.normalization)[-1]
+        prediction = get_gpt_mtp_block_spec(config, last, use_transformer_engine=engine, vp_stage=stage)
+    place = {"ignore_virtual": False, "vp_stage": stage}
+    return GPTModel(
+        config=config,
+        transformer_layer_spec=block,
+        pre_process=parallel_state.is_pipeline_first_stage(**place),
+        post_process=parallel_state.is_pipeline_last_stage(**place),
+        mtp_block_spec=prediction,
+        vp_stage=stage,
+        **job["gpt"],
+    )
+
+
+def _ddp_config(job: Mapping[str, Any]) -> Any:
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    return DistributedDataParallelConfig(**job["ddp"])
+
+
+def _in_ddp(chunk: Any, config: Any, ddp_config: Any, index: int) -> Any:
+    from megatron.core.distributed import DistributedDataParallel
+    from megatron.core.transformer.module import Float16Module
+
+    if config.bf16 or config.fp16:
+        chunk = Float16Module(config, chunk)
+    return DistributedDataParallel(config, ddp_config, chunk, disable_bucketing=index > 0)
+
+
+def _optimizer(job: Mapping[str, Any], chunks: list[Any]) -> Any:
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    given = dict(job["optimizer"])
+    for name in ("params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype"):
+        if name in given:
+            given[name] = DTYPES[given[name]]
+    return get_megatron_optimizer(OptimizerConfig(**given), chunks, use_gloo_process_groups=False)
+
+
+def _connect(config: Any, ddp_config: Any, chunks: list[Any], optimizer: Any) -> None:
+    """Give the schedule the functions that it calls around microbatches."""
+    from megatron.core.distributed import finalize_model_grads
+
+    def per_chunk(functions: list[Any]) -> Any:
+        return functions if len(functions) > 1 else functions[0]
+
+    config.grad_scale_func = optimizer.scale_loss
+    config.finalize_model_grads_func = finalize_model_grads
+    if ddp_config.overlap_grad_reduce:
+        config.no_sync_func = per_chunk([chunk.no_sync for chunk in chunks])
+        config.grad_sync_func = per_chunk([chunk.start_grad_sync for chunk in chunks])
+    if ddp_config.overlap_param_gather and ddp_config.align_param_gather:
+        config.param_sync_func = per_chunk([chunk.start_param_sync for chunk in chunks])
