@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from advisor.check import check
+from advisor.rules.lint import CONFIG_RULES
 
 DATA = Path(__file__).parent / "data"
 OWN = yaml.safe_load((DATA / "own.yaml").read_text(encoding="utf-8"))
@@ -73,3 +74,24 @@ def test_own(case, tmp_path):
     if "rule" in case:
         assert case["rule"] in {one.rule for one in report.findings}, found
     assert case.get("without") not in {one.rule for one in report.findings}
+
+
+PAIRS = yaml.safe_load((DATA / "pairs.yaml").read_text(encoding="utf-8"))
+
+
+def rules_of(pair: dict, which: str, folder: Path) -> dict[str, str]:
+    """Rules found, with their severity, in the bad or the good configuration of a pair."""
+    kind = next(key for key in ("o", "m", "p") if key in pair)
+    text = pair[kind] if which == "bad" else pair["good"]
+    name = {"o": "text", "m": "mlm", "p": "py"}[kind]
+    path = written({name: text, "moe": pair.get("moe")}, folder)
+    target = "megatron-lm" if kind == "m" else "bridge"
+    return {one.rule: one.severity for one in check([path], gpus=8, system="dgx-h100", target=target).findings}
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair["rule"])
+def test_pair(pair, tmp_path):
+    bad = rules_of(pair, "bad", tmp_path)
+    assert pair["rule"] in bad, bad
+    assert bad[pair["rule"]] == {one.id: one for one in CONFIG_RULES}[pair["rule"]].severity
+    assert pair["rule"] not in rules_of(pair, "good", tmp_path)
