@@ -53,7 +53,7 @@ def by_exit_code(evidence: Evidence, facts: Facts) -> Verdict | None:
         )
     if failed is None:
         return None
-    if evidence.with_role("symptom") and failed.exit_code not in TELLING:
+    if evidence.with_role("symptom") and failed.exit_code not in TELLING and not failed.root:
         return None
     cause, confidence, said = MEANING.get(
         failed.exit_code, (UNDETERMINED, "low", f"exit code {failed.exit_code}, and no line says why")

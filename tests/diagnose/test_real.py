@@ -1,0 +1,28 @@
+"""Logs that torchrun 2.13 with two gloo ranks really wrote (`data/real_*.txt`), rank 1 failing in several ways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from advisor.diagnose.run import diagnose
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "rank", "code", "sure"),
+    [
+        ("error", "python_error", 1, 1, "high"),
+        ("ckpt", "ckpt_load", 1, 1, "high"),
+        ("loader", "host_oom", 1, 1, "medium"),
+        ("segv", "native_crash", 1, 139, "medium"),
+        ("kill", "undetermined", 1, 137, "low"),
+        ("term", "preempted", None, 143, "medium"),
+        ("port", "port_in_use", None, 1, "high"),
+    ],
+)
+def test_what_torchrun_wrote(name, cause, rank, code, sure):
+    found = diagnose([str(DATA / f"real_{name}.txt")])
+    assert (found.cause_id, found.first_failing_rank, found.exit_code, found.confidence) == (cause, rank, code, sure)
