@@ -10,22 +10,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from advisor import __version__
 from advisor.check.run import Found, Report
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS = {"stop": "error", "silent": "warning", "slow": "warning", "info": "note"}
 
 
-def sarif(report: Report) -> dict[str, Any]:
-    """The report as one SARIF log with one run; a finding without a line points at its file."""
+def sarif(report: Report, version: str) -> dict[str, Any]:
+    """The report as one SARIF log with one run; `version` is that of the tool. A finding without a line points at its file."""
     rules: dict[str, Found] = {}
     for one in report.findings:
         rules.setdefault(one.rule, one)
     order = list(rules)
     driver = {
         "name": "advisor",
-        "version": __version__,
+        "version": version,
         "rules": [_rule(one) for one in rules.values()],
     }
     results = [_result(one, order.index(one.rule)) for one in report.findings]

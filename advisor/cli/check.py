@@ -52,6 +52,7 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     an environment file, bare layout flags, or a plan of advisor. Several files are read as one job. Exit code 1 when
     something stops the job or is silently not what was asked for.
     """
+    from advisor import __version__
     from advisor.check import check
     from advisor.check.sarif import sarif
     from advisor.cli.pages.check import document
@@ -64,7 +65,7 @@ def command(files: tuple[str, ...], **options: Any) -> int:
         system=options["system"],
     )
     if options["form"] == "sarif":
-        render.plain(json.dumps(sarif(report), indent=2, ensure_ascii=False))
+        render.plain(json.dumps(sarif(report, __version__), indent=2, ensure_ascii=False))
     else:
         render.show(document(report), render.Output(options["form"], None, options["quiet"], False))
     return EXIT_NEGATIVE if report.verdict in ("stop", "silent") else EXIT_OK

@@ -128,7 +128,7 @@ OPTIMIZER = (
     rule("deterministic-without-fused-loss", "stop", "transformer", "bridge megatron-lm", f"{CFG} (17)",
          lambda c: c.on("deterministic_mode") and c.given("deterministic_mode") and c.on("cross_entropy_loss_fusion"),
          "deterministic mode with cross-entropy fusion", "cross_entropy_loss_fusion=false"),
-    rule("deterministic-needs-nccl-algo", "stop", "environment", "bridge megatron-lm", f"{CFG} (17)",
+    rule("deterministic-needs-nccl-algo", "stop", "environment", "bridge", f"{CFG} (17)",
          lambda c: c.on("deterministic_mode") and c.given("deterministic_mode") and (
              c.unset("NCCL_ALGO") or (c.variable("NCCL_ALGO") or "Ring") not in (
                  "Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")),

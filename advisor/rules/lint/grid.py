@@ -239,6 +239,13 @@ GRID = (
                          None),
          "an argument that Megatron-LM has removed", "use --micro-batch-size, --lr-warmup-fraction, "
          "--tensor-model-parallel-size, --recompute-granularity"),
+    rule("memory-log-interval", "stop", "arguments", "megatron-lm", ARG,
+         lambda c: c.n("log_memory_interval") > 0 and c.n("log_interval") > 0
+         and c.n("log_memory_interval") % c.n("log_interval") != 0,
+         "log_memory_interval {log_memory_interval} is no multiple of log_interval {log_interval}", "a multiple"),
+    rule("local-attention-needs-spec", "stop", "arguments", "megatron-lm", ARG,
+         lambda c: c.get("attention_backend") == "local" and "local" not in c.items("spec"),
+         "--attention-backend local without --spec local", "--spec local"),
     rule("weight-decay-style", "stop", "arguments", "megatron-lm", ARG,
          lambda c: c.get("scheduler.weight_decay_incr_style") == "constant"
          and (c.given("scheduler.start_weight_decay") or c.given("scheduler.end_weight_decay")),

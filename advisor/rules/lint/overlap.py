@@ -195,7 +195,8 @@ PIPELINE = (
          and c.get("pipeline_model_parallel_layout") is None,
          "PP {pp} without virtual stages: Bridge uses batched p2p, nothing is overlapped", "VPP > 1"),
     rule("warmup-flush-needs-overlap", "stop", "overlap", "mcore", "ML:megatron/core/model_parallel_config.py",
-         lambda c: c.on("overlap_p2p_comm_warmup_flush") and (c.off("overlap_p2p_comm") or c.on("batch_p2p_comm")),
+         lambda c: c.on("overlap_p2p_comm_warmup_flush")
+         and (c.off("overlap_p2p_comm") or c.on("batch_p2p_comm") or c.fact("interleaved") is False),
          "overlap in warm-up and flush needs overlap_p2p_comm without batch_p2p_comm", "overlap_p2p_comm=true"),
     rule("deferred-embedding-wgrad", "stop", "overlap", "mcore", f"{COMM}; ML:megatron/core/model_parallel_config.py",
          lambda c: (c.on("comm_overlap.defer_embedding_wgrad_compute")
