@@ -77,7 +77,7 @@ def exit_code(code: int) -> int:
 
 def facts(evidence: Evidence) -> Facts:
     """Read the facts out of the events of a job."""
-    failures = (*_banners(evidence), *_agents(evidence), *_srun(evidence), *_said(evidence))
+    failures = (*_banners(evidence), *_launchers(evidence), *_agents(evidence), *_srun(evidence), *_said(evidence))
     worlds = [int(event.fields["world"]) for event in evidence.of("world") if "world" in event.fields]
     many = any(len(list(_tasks(event.fields["tasks"]))) > 1 for event in evidence.of("srun-exit"))
     many = many or any(int(event.fields["tasks"]) > 1 for event in evidence.of("tasks-per-node"))
@@ -127,6 +127,13 @@ def _banners(evidence: Evidence) -> Iterator[Failure]:
                     event,
                 )
                 blocks[event.file] = (root, None, None)
+
+
+def _launchers(evidence: Evidence) -> Iterator[Failure]:
+    """The first failure that ft_launcher of nvidia-resiliency-ext lists, its own kind of banner."""
+    for event in evidence.of("ft-ranks"):
+        who, code = event.fields, exit_code(int(event.fields["code"]))
+        yield Failure(int(who["rank"]), int(who["local"]), event.node, code, "banner", True, event)
 
 
 def _agents(evidence: Evidence) -> Iterator[Failure]:

@@ -29,6 +29,7 @@ _KERNEL = re.compile(r"(?:[A-Z][a-z]{2} +\d+ [\d:]+ |\S+T[\d:.+-]+Z? )?(?P<node>
 _MPIRUN = re.compile(r"\[\d+,(?P<rank>\d+)\]<std(?:err|out)>: ?")
 _RAY = re.compile(r"\((?:\w+ )?pid=\d+(?:, ip=(?P<node>[\d.]+))?\) ")
 _STAMP = re.compile(r"\[?20\d\d[-/]\d\d[-/]\d\d[T _][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]?:? (?:std(?:out|err) [FP] )?")
+_MONITOR = re.compile(r"\[(?:RankMon\w*Server|ft_launcher)\d*@(?P<node>[\w.-]+)(?::(?P<rank>\d+))?(?:[:<>\w]*)?\]")
 _SAID = re.compile(r"\[[Rr]ank ?(?P<first>\d+)\]|\bRank (?P<second>\d+)\]")
 _NO_NODE = re.compile(
     r"^(?:rank|attempt|iteration|epoch|step|default|worker|gpu|cuda|python|torch|line|pid|step)[\d.:_-]*$", re.I
@@ -75,6 +76,8 @@ def read_tag(text: str, numbered: bool = False) -> Tag:
         node, local = node or match["node"], int(match["local"])
     elif match := _KERNEL.match(rest):
         node = match["node"]
+    elif match := _MONITOR.search(rest[:160]):
+        node, rank = node or match["node"], int(match["rank"]) if rank is None and match["rank"] else rank
     if rank is None and (said := _SAID.search(rest[:200])):
         rank = int(said["first"] or said["second"])
     return Tag(rank, local, node, rest)

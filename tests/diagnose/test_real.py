@@ -26,3 +26,18 @@ DATA = Path(__file__).parent / "data"
 def test_what_torchrun_wrote(name, cause, rank, code, sure):
     found = diagnose([str(DATA / f"real_{name}.txt")])
     assert (found.cause_id, found.first_failing_rank, found.exit_code, found.confidence) == (cause, rank, code, sure)
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "rank", "node", "code"),
+    [
+        ("ft_launcher_no_restarts", "undetermined", 1, "node1", 137),
+        ("ft_launcher_rank_hung", "hang_process", 1, "node1", 137),
+        ("slurm_rank_exit_7", "undetermined", 1, "n1", 7),
+        ("slurm_time_limit_requeue", "preempted", None, None, 143),
+    ],
+)
+def test_what_ft_launcher_and_slurm_wrote(name, cause, rank, node, code):
+    found = diagnose([str(DATA / "real_ft" / f"{name}.log")])
+    assert (found.cause_id, found.first_failing_rank, found.exit_code) == (cause, rank, code)
+    assert found.first_failing_node == node
