@@ -101,7 +101,8 @@ def _who(verdict: Verdict, job: Facts) -> tuple[int | None, str | None]:
     if node is None:
         node = job.node_of(rank)
     if node is None and failed is not None and verdict.blame_writer:
-        same = failed.rank == rank or rank is None or len(job.failures) == 1
+        failing = {one.node for one in job.failures if one.node and one.exit_code != TERMINATED}
+        same = failed.rank == rank or rank is None or len(failing) == 1
         node = failed.node if same and verdict.cause != UNDETERMINED else None
     return rank, node
 

@@ -227,6 +227,8 @@ SOFTWARE = [
         "[rank9]: torch.distributed.DistBackendError: NCCL error in: ../NCCLUtils.hpp:317, invalid usage (run with NCCL_DEBUG=WARN for details)"),
     one("python-one-rank", "python_error", head(), steps(), traceback("[rank7]: ", PRETRAIN, "TypeError: 'NoneType' object is not subscriptable"), closing(),
         remote_error(0), banner(7, "node-000", 1), rank=7, node="node-000", code=1),
+    one("node-of-the-only-failing-task", "python_error", head(), steps(), closing(), traceback("[rank12]: ", PRETRAIN, "ValueError: x"),
+        "srun: error: node-001: task 1: Exited with exit code 1", "srun: error: node-000: task 0: Terminated", rank=12, node="node-001", code=1),
     one("python-behind-watchdogs", "python_error", head(), steps(), watchdog(0, 8), watchdog(1, 8), watchdog(2, 8),
         traceback("[rank13]: ", PRETRAIN, "ValueError: token id 152064 out of range"), rank=13),
     one("python-torchrun-tee", "python_error", "[default0]:" + head()[0], "[default3]:Traceback (most recent call last):",
