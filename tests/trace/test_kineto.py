@@ -88,12 +88,16 @@ def test_plain_gzip_array_form_and_byte_order_mark_are_the_same(tmp_path):
     assert all(one == found[0] for one in found)
 
 
-def test_facts_before_and_after_the_events(tmp_path):
+@pytest.mark.parametrize("size", [64, 1 << 20])
+def test_facts_before_and_after_the_events(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", size)
     path = tmp_path / "t.json"
     path.write_text(
         '{"note": "\\"traceEvents\\": [ is only text", "inner": {"traceEvents": [1]}, "traceEvents": ['
         + json.dumps(kernel(1, 2))
-        + '], "other": [{"a": 1}, {"b": "]"}], "baseTimeNanoseconds": 1700000000000000000, '
+        + '], "other": [{"a": 1}, {"b": "]"}, "'
+        + "x" * 4000
+        + '"], "baseTimeNanoseconds": 1700000000000000000, '
         '"distributedInfo": {"rank": 5, "world_size": 8, "backend": "nccl", '
         '"pg_config": [{"pg_name": "3", "pg_desc": "CONTEXT_PARALLEL_GROUP", "ranks": [4, 5]}]}}'
     )
@@ -145,6 +149,12 @@ def test_times_that_make_no_sense(tmp_path):
     assert trace.device.start.tolist() == [0, 20_000]
     assert any(text.startswith("1 events have a negative duration") for text in trace.findings)
     assert any(text.startswith("6 events have no usable time") for text in trace.findings)
+
+
+def test_fractions_are_nanoseconds_to_the_nearest(tmp_path):
+    trace = read_kineto(write(tmp_path / "rank-0.json", [kernel(4458676522690, 1.005), kernel(4458676522691.655, 2)]))
+    assert trace.device.start.tolist() == [0, 1655]
+    assert trace.device.end.tolist() == [1005, 3655]
 
 
 def test_an_event_of_another_day_is_a_stray(tmp_path):

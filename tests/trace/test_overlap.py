@@ -103,6 +103,18 @@ def test_marks_that_overlap_or_nest_give_disjoint_windows(tmp_path):
     assert sum(step.compute_s for step in rank.steps) == pytest.approx(50 * US)
 
 
+def test_windows_stay_in_order_when_work_seems_to_run_before_its_launch(tmp_path):
+    """A device clock that is off by a little must not make windows overlap or run backwards."""
+    events = [mark(1, 0, 100), mark(2, 100, 100)]
+    events += [launch(10, 1), kernel(100, 40, correlation=1), launch(110, 2), kernel(90, 30, correlation=2)]
+    (rank,) = analyse([write(tmp_path / "rank-0.json", events)]).ranks
+    (part,) = rank.parts
+    assert (part.windows.high >= part.windows.low).all()
+    assert (part.windows.low[1:] >= part.windows.high[:-1]).all()
+    for step in rank.steps:
+        assert step.step_s == pytest.approx(step.compute_s + step.exposed_s + step.copies_s + step.idle_s)
+
+
 def test_no_communication_has_no_share(tmp_path):
     from advisor.trace.record import analysis_record
 

@@ -32,6 +32,16 @@ def test_clock_offset_is_found_and_the_late_rank_named(tmp_path):
     assert skew.ranks[1].waited_s == pytest.approx(0)
 
 
+def test_nobody_waits_longer_than_its_call_lasts(tmp_path):
+    """One call of rank 0 is over before rank 1 begins its own: it cannot have waited for that."""
+    ends = [1000 * index + 500 for index in range(1, 8)]
+    begins = [end - 100 for end in ends]
+    short = [*ends[:-1], begins[-1] + 10]
+    write(tmp_path / "rank-0.json", rank_events(0, begins, short), rank=0)
+    write(tmp_path / "rank-1.json", rank_events(0, [*begins[:-1], begins[-1] + 70], ends), rank=1)
+    assert analyse([tmp_path]).skew.ranks[0].waited_s == pytest.approx(10 * US)
+
+
 def test_clocks_are_tied_over_other_ranks(tmp_path):
     """0 and 1 share a group, 1 and 2 another: 2 is tied to 0 over 1."""
     first, second = [1000, 2000, 3000, 4000], [5000, 6000, 7000, 8000]
