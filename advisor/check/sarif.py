@@ -17,7 +17,7 @@ LEVELS = {"stop": "error", "silent": "warning", "slow": "warning", "info": "note
 
 
 def sarif(report: Report, version: str) -> dict[str, Any]:
-    """The report as one SARIF log with one run; `version` is that of the tool. A finding without a line points at its file."""
+    """The report as one SARIF log with one run of the tool's `version`; findings without a line point at the file."""
     rules: dict[str, Found] = {}
     for one in report.findings:
         rules.setdefault(one.rule, one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 
@@ -112,10 +113,12 @@ def test_nothing_is_executed(tmp_path):
 
 
 WORDS = st.sampled_from(
-    "--tp 4 --gpus 8 = == model. model.x=1 comm_overlap.tp_comm_overlap=true --num-layers 32 ' \" ( ) $( ${X} $X [ ] { } "
-    "#SBATCH --nodes=2 srun torchrun python run_recipe.py pretrain_gpt.py export unset \n \\ \\\n ; && | < > cfg.model = "
-    "GPTModelProvider( import def : null ~ ++a.b=[1,2 -5 1e999 99999999999999999999 TP4 é 漢 \t & *".split(" ")
-)
+    ["--tp", "4", "--gpus", "8", "=", "==", "model.", "model.x=1", "comm_overlap.tp_comm_overlap=true", "--num-layers",
+     "32", "'", '"', "(", ")", "$(", "${X}", "$X", "[", "]", "{", "}", "#SBATCH", "--nodes=2", "srun", "torchrun",
+     "python", "run_recipe.py", "pretrain_gpt.py", "export", "unset", "\n", "\\", "\\\n", ";", "&&", "|", "<", ">",
+     "cfg.model", "GPTModelProvider(", "import", "def", ":", "null", "~", "++a.b=[1,2", "-5", "1e999",
+     "99999999999999999999", "TP4", "é", "漢", "\t", "&", "*"]
+)  # fmt: skip
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -123,12 +126,8 @@ WORDS = st.sampled_from(
 def test_any_words(words, suffix, tmp_path_factory):
     path = tmp_path_factory.mktemp("fuzz") / f"x{suffix}"
     path.write_text(" ".join(words), encoding="utf-8")
-    try:
-        report = check([path], gpus=8, system="dgx-h100")
-    except InputError as error:
-        assert error.message
-    else:
-        assert report.verdict in ("stop", "silent", "slow", "info", "none")
+    with contextlib.suppress(InputError):
+        assert check([path], gpus=8, system="dgx-h100").verdict in ("stop", "silent", "slow", "info", "none")
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
@@ -136,10 +135,8 @@ def test_any_words(words, suffix, tmp_path_factory):
 def test_any_bytes(content, tmp_path_factory):
     path = tmp_path_factory.mktemp("fuzz") / "x"
     path.write_bytes(content)
-    try:
+    with contextlib.suppress(InputError):
         check([path])
-    except InputError as error:
-        assert error.message
 
 
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-(10**20), 10**20), st.floats(), st.text(max_size=8),

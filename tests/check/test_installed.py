@@ -1,4 +1,4 @@
-"""Rules that the installed Megatron-Core can be asked: its own classes refuse exactly what `advisor check` calls a stop."""
+"""Rules that the installed Megatron-Core can be asked: its classes refuse exactly what the check calls a stop."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ MORE: list[dict[str, object]] = [
     {"moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"},
     {"moe_router_group_topk": 2}, {"moe_router_group_topk": 2, "moe_router_num_groups": 3},
     {"moe_router_group_topk": 2, "moe_router_num_groups": 2}, {"moe_pad_expert_input_to_capacity": True},
-    {"moe_expert_capacity_factor": 1.0}, {"moe_expert_capacity_factor": 1.0, "moe_router_load_balancing_type": "sinkhorn"},
+    {"moe_expert_capacity_factor": 1.0},
+    {"moe_expert_capacity_factor": 1.0, "moe_router_load_balancing_type": "sinkhorn"},
     {"moe_shared_expert_intermediate_size": 64, "moe_shared_expert_overlap": True},
     {"moe_shared_expert_intermediate_size": 64, "moe_shared_expert_overlap": True,
      "moe_token_dispatcher_type": "allgather"},
@@ -61,7 +62,8 @@ MORE: list[dict[str, object]] = [
     {"moe_token_dispatcher_type": "allgather", "variable_seq_lengths": True},
     {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"},
     {"moe_enable_deepep": True}, {"moe_router_padding_for_quantization": True},
-    {"overlap_moe_expert_parallel_comm": True}, {"overlap_moe_expert_parallel_comm": True, "expert_model_parallel_size": 2},
+    {"overlap_moe_expert_parallel_comm": True},
+    {"overlap_moe_expert_parallel_comm": True, "expert_model_parallel_size": 2},
     {"overlap_moe_expert_parallel_comm": True, "expert_model_parallel_size": 2, "mtp_num_layers": 2},
     {"overlap_moe_expert_parallel_comm": True, "expert_model_parallel_size": 2, "delay_wgrad_compute": True},
 ]  # fmt: skip

@@ -144,6 +144,11 @@ ROUTING = (
          lambda c: c.on("moe_pad_expert_input_to_capacity") and c.known("moe_expert_capacity_factor")
          and c.get("moe_expert_capacity_factor") is None,
          "padding to capacity without a capacity factor", "moe_expert_capacity_factor=1.0"),
+    rule("rank-capacity-needs-hybridep", "stop", "transformer", "mcore", TC,
+         lambda c: c.get("moe_expert_rank_capacity_factor") is not None
+         and c.isnt("moe_flex_dispatcher_backend", "hybridep", "ncclep"),
+         "moe_expert_rank_capacity_factor with back end {moe_flex_dispatcher_backend}", "hybridep",
+         versions="megatron-core >=0.17"),
     rule("quantised-padding-needs-fp8", "stop", "transformer", "mcore", TC,
          lambda c: (c.on("moe_router_padding_for_quantization") or c.on("moe_router_padding_for_fp8"))
          and not c.has("mixed_precision") and c.off("fp8") and not c.on("fp4"),

@@ -247,7 +247,11 @@ GRID = (
          lambda c: c.get("attention_backend") == "local" and "local" not in c.items("spec"),
          "--attention-backend local without --spec local", "--spec local"),
     rule("weight-decay-style", "stop", "arguments", "megatron-lm", ARG,
-         lambda c: c.get("scheduler.weight_decay_incr_style") == "constant"
-         and (c.given("scheduler.start_weight_decay") or c.given("scheduler.end_weight_decay")),
-         "start/end weight decay with the constant style", "use --weight-decay"),
+         lambda c: (c.given("scheduler.weight_decay_incr_style")
+                    and c.get("scheduler.weight_decay_incr_style") != "constant"
+                    and not (c.given("scheduler.start_weight_decay") and c.given("scheduler.end_weight_decay")))
+         or (c.get("scheduler.weight_decay_incr_style") == "constant"
+         and (c.given("scheduler.start_weight_decay") or c.given("scheduler.end_weight_decay"))),
+         "start and end weight decay go with a style that is not constant, and with it both are needed",
+         "--weight-decay alone, or style, start and end"),
 )  # fmt: skip

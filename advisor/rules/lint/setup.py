@@ -51,7 +51,7 @@ class Setup:
 
     `values` are stated in files, `base` are those of the recipe the files start from, `defaults` what the framework
     takes otherwise. `env` holds the environment a launch file sets (None = unset there); `env_known` says that the
-    files include the launch script, so that a variable it does not name is taken as unset. `packages` maps te, torch and
+    files include the launch script, so that a variable it does not name is taken as unset. `packages` maps te and
     others to a version tuple (None = stated as missing). `facts` are what readers noticed beyond settings.
     """
 
