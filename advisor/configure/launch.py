@@ -112,7 +112,7 @@ def fewest_gpus(layout: Layout) -> int:
 
 def parse_time(text: str) -> int:
     """Seconds of 4h, 90m, 1d12h, 30 (minutes, as Slurm), H:MM:SS or D-HH:MM:SS. Raises InputError."""
-    plain = text.strip().lower()
+    plain = text.strip().lower() if text.isascii() else ""
     seconds = 0
     clock = re.fullmatch(r"(?:(\d+)-)?(\d{1,4}):(\d{2})(?::(\d{2}))?", plain)
     parts = re.findall(r"(\d+)([smhd])", plain)

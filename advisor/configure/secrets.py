@@ -29,7 +29,7 @@ FORMS = (
     (
         "value of a secret",
         re.compile(
-            r"(?i)(?<![a-z0-9])(?:[a-z0-9_-]*[_-])?(?:token|api_?key|secret|password|passwd)"
+            r"(?i)(?<![a-z0-9])(?:[a-z0-9_-]*[_-])?(?:token|api[_-]?key|secret|password|passwd)"
             r"(?:=|:\s?|['\"]?\s+)['\"]?(?![$\"'{<:?]|none\b|null\b|true\b|false\b)(?=[^\s'\"]*[0-9])[^\s'\"]{16,}"
         ),
     ),
