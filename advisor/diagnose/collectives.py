@@ -137,9 +137,7 @@ def _saving(evidence: Evidence, facts: Facts, events: Sequence[Event], waits: Se
         return None
     lines = (save, *evidence.of("shards")[:1], *(wait.event for wait in waits[:2]), *stores[:2])
     if any(wait.rank == 0 for wait in waits) or evidence.of("shards") or not waits:
-        return Verdict(
-            "ckpt_save", "medium", (), "a save began and never ended, and rank 0 waits in it", lines, None, False
-        )
+        return Verdict("ckpt_save", "medium", (), "a save began and never ended", lines, None, False)
     if any(wait.p2p for wait in waits):
         return None
     return Verdict("nccl_rank0_busy", "medium", (0,), "rank 0 was saving while the others waited for it", lines)

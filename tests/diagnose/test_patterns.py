@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,13 @@ def test_an_own_table_that_is_broken_is_an_input_error(tmp_path, monkeypatch):
             knowledge()
     finally:
         knowledge.cache_clear()
+
+
+def test_the_arguments_that_megatron_prints_are_no_causes():
+    path = Path(__file__).parents[2] / "presets" / "launch" / "megatron_arguments.json"
+    names = json.loads(path.read_text(encoding="utf-8"))["flags"]
+    assert len(names) > 200
+    for name in names:
+        for line in (f"  {name.replace('-', '_')} {'.' * 20} True", f"+ torchrun pretrain_gpt.py --{name} 1"):
+            roles = {next(p for p in KNOWN.patterns if p.id == one).role for one in found_in(line)}
+            assert not roles & {"root", "error", "symptom"}, line
