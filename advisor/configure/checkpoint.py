@@ -29,8 +29,8 @@ WRITE_MARGIN = 1.5
 class Storage:
     """Bandwidth of shared storage over all nodes and of one node's local drive, bytes per second."""
 
-    write_Bps: float
-    local_Bps_per_node: float
+    write_Bps: float  # noqa: N815 (units in names)
+    local_Bps_per_node: float  # noqa: N815 (units in names)
     origin: str
 
 

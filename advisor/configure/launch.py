@@ -244,7 +244,7 @@ def _numa(wanted: Wanted, per_node: int) -> bool:
 
 
 def _signalled(wanted: Wanted, settings: Resiliency) -> bool:
-    """torchrun kills its workers 30 s after a signal, so there the run ends itself; in-process restart wants none."""
+    """Torchrun kills its workers 30 s after a signal, so there the run ends itself; in-process restart wants none."""
     return wanted.style != "torchrun" and settings.wishes.preemption and not settings.wishes.in_process
 
 

@@ -1,7 +1,7 @@
-"""Resiliency of a plan: which mechanisms, with which values, and why. Names are those of Megatron-Bridge's configuration.
+"""Resiliency of a plan: which mechanisms, with which values, and why.
 
-Values are derived: timeouts from the predicted step and checkpoint, intervals from the mean time between interruptions,
-spare nodes from what they bring against what they cost.
+Names are those of Megatron-Bridge's configuration. Values are derived: timeouts from the predicted step and checkpoint,
+intervals from the mean time between interruptions, spare nodes from what they bring against what they cost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from advisor.configure.recovery import (
     straggler_interval_s,
 )
 from advisor.configure.timeouts import HEARTBEAT_INTERVAL_S, Timeouts, timeouts
-from advisor.errors import InputError
 from advisor.search.values import choice
 from advisor.spec.layout import CudaGraph
 from advisor.spec.load.system import ranks_per_node
@@ -127,9 +126,7 @@ def _restarts(met: Hazards) -> int:
     return max(FEWEST_RESTARTS, math.ceil(mean + 3 * math.sqrt(mean)))
 
 
-def _async_choice(
-    chosen: Chosen, wishes: Wishes, met: Hazards, formats: tuple[str, ...]
-) -> tuple[bool, list[Finding]]:
+def _async_choice(chosen: Chosen, wishes: Wishes, met: Hazards, formats: tuple[str, ...]) -> tuple[bool, list[Finding]]:
     """Whether to save asynchronously, and what to know about it."""
     asked, form = wishes.async_save, wishes.ckpt_format or default_format(chosen)
     problem = host_memory_problem(chosen, met.cost)
@@ -274,10 +271,3 @@ def _environment(job: Resiliency) -> Iterator[Value]:
         yield Value("TORCH_CPP_LOG_LEVEL", "error", "teardown of a restart logs a page per rank otherwise")
         yield Value("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0", "an abort must not raise again in the watchdog")
         yield Value("NCCL_NVLS_ENABLE", "0", "communicators with NVLS cannot be aborted")
-
-
-def check_spares(spares: int | None) -> int | None:
-    """Spare nodes as given, or InputError for a negative number."""
-    if spares is not None and spares < 0:
-        raise InputError(f"spare_nodes={spares} is negative")
-    return spares

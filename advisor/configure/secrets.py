@@ -7,9 +7,7 @@ import re
 from advisor.errors import InputError
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-SECRET_NAME = re.compile(
-    r"(^|_)(TOKEN|KEY|APIKEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|PAT)$", re.IGNORECASE
-)
+SECRET_NAME = re.compile(r"(^|_)(TOKEN|KEY|APIKEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|PAT)$", re.IGNORECASE)
 # Forms that issuers publish so that scanners can find them; a bare 40-digit key is the form of wandb and of old GitHub.
 FORMS = (
     ("Hugging Face token", re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{10,}")),

@@ -1,7 +1,7 @@
-"""Timeouts of a job, derived from the plan: long enough for its slowest healthy moment, in the order that recovery needs.
+"""Timeouts of a job: long enough for its slowest healthy moment, in the order that recovery needs.
 
-    progress of a step < soft < hard < barrier (nvidia-resiliency-ext refuses anything else), and
-    hard, sections of fault tolerance < NCCL watchdog, which would kill the process before anybody could recover it.
+progress of a step < soft < hard < barrier (nvidia-resiliency-ext refuses anything else), and
+hard, sections of fault tolerance < NCCL watchdog, which would kill the process before anybody could recover it.
 """
 
 from __future__ import annotations

@@ -28,8 +28,9 @@ from tests.configure.plans import plan_file
 GOLDEN = {
     "srun": ("m2", "--style srun --entry bridge --container nvcr.io/nvidia/nemo:25.09 --mounts /lustre/me:/work"
              " --account team --partition batch --checkpoint-dir /work/checkpoints --secret HF_TOKEN --fresh"),
-    "torchrun": ("m2", "--style torchrun --container nvcr.io/nvidia/nemo:25.09 --mounts /lustre/me:/work --checkpoint-dir"
-                 " /work/checkpoints --secret WANDB_API_KEY --time 1d -- pretrain_gpt.py --num-layers 62"),
+    "torchrun": ("m2", "--style torchrun --container nvcr.io/nvidia/nemo:25.09 --mounts /lustre/me:/work"
+                 " --checkpoint-dir /work/checkpoints --secret WANDB_API_KEY --time 1d"
+                 " -- pretrain_gpt.py --num-layers 62"),
     "ft_launcher": ("m2", "--style ft_launcher --shared /lustre/me --spare-nodes 1 --checkpoint-dir /lustre/me/ckpt"),
     "in_process": ("m2", "--style srun --entry bridge --in-process-restart --shared /lustre/me --spare-nodes 1"),
     "gb200": ("gb200", "--style srun --container nvcr.io/nvidia/nemo:25.09 --mounts /lustre/me:/work"),
@@ -83,9 +84,7 @@ def test_the_fewest_gpus_are_pp_times_a_least_common_multiple(chosen, tp, pp, cp
 
 def test_a_world_that_holds_no_whole_model_is_refused(chosen):
     layout = dataclasses.replace(chosen["m2"].layout, ep=48)
-    broken = dataclasses.replace(
-        chosen["m2"], candidate=dataclasses.replace(chosen["m2"].candidate, layout=layout)
-    )
+    broken = dataclasses.replace(chosen["m2"], candidate=dataclasses.replace(chosen["m2"].candidate, layout=layout))
     with pytest.raises(InputError, match=r"64 GPUs are no multiple of .* = 96"):
         job_of(broken, Wanted())
 
@@ -111,7 +110,9 @@ def test_a_job_smaller_than_a_node_asks_for_its_gpus(chosen):
 
 
 def test_signals_go_where_they_are_survived(chosen):
-    lines = {style: script_text(job_of(chosen["m2"], Wanted(style=style))) for style in ("srun", "torchrun", "ft_launcher")}
+    lines = {
+        style: script_text(job_of(chosen["m2"], Wanted(style=style))) for style in ("srun", "torchrun", "ft_launcher")
+    }
     assert re.search(r"#SBATCH --signal=B:USR1@\d+\n", lines["srun"])
     assert "scancel --signal=TERM" in lines["ft_launcher"]
     assert "--signal" not in lines["torchrun"]  # it would kill its workers 30 s later
@@ -221,7 +222,7 @@ KEPT = ("HF_HOME", "ODD", "RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def played(script, folder: Path, **more: str):
-    """Calls of the stubs as (name, arguments, folder, environment), in order, when bash runs `script` as Slurm would."""
+    """Calls of the stubs as (name, arguments, folder, environment), in order, when bash runs `script`."""
     folder.mkdir(exist_ok=True)
     for name in ("srun", "scontrol", "uv", "python", "ft_launcher", "numactl", "scancel"):
         path = folder / name
@@ -230,8 +231,8 @@ def played(script, folder: Path, **more: str):
     (folder / "calls").write_bytes(b"")
     (folder / "job.sbatch").write_text(script)
     environment = {
-        "PATH": f"{folder}:{os.environ['PATH']}", "STUBS": str(folder), "SLURM_JOB_ID": "41", "HF_TOKEN": "of the shell",
-        "SLURM_JOB_NODELIST": "node[1-2]", "LANG": "C.UTF-8", **more,
+        "PATH": f"{folder}:{os.environ['PATH']}", "STUBS": str(folder), "SLURM_JOB_ID": "41",
+        "HF_TOKEN": "of the shell",         "SLURM_JOB_NODELIST": "node[1-2]", "LANG": "C.UTF-8", **more,
     }  # fmt: skip
     ran = subprocess.run(
         ["bash", "job.sbatch"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
@@ -313,7 +314,9 @@ def test_a_missing_secret_stops_the_job_before_anything_runs(chosen, tmp_path):
 
 
 printable = st.characters(blacklist_categories=("Cs", "Cc"))
-anything = st.text(alphabet=st.one_of(st.sampled_from(list(" '\"$`\\\n\t*?[]{}();&|<>!~#%=,:é")), printable), max_size=20)
+anything = st.text(
+    alphabet=st.one_of(st.sampled_from(list(" '\"$`\\\n\t*?[]{}();&|<>!~#%=,:é")), printable), max_size=20
+)
 one_line = st.text(alphabet=st.one_of(st.sampled_from(list(" '\"$`\\*?[]{}();&|<>!~#=é")), printable), min_size=1,
                    max_size=20)  # fmt: skip
 
@@ -324,7 +327,9 @@ one_line = st.text(alphabet=st.one_of(st.sampled_from(list(" '\"$`\\*?[]{}();&|<
     style=st.sampled_from(["srun", "torchrun", "ft_launcher"]),
 )  # fmt: skip
 def test_every_value_reaches_its_place_as_it_was(chosen, tmp_path, words, value, name, folder, style):
-    assume("/" not in folder and ".." not in folder and ":" not in folder and "," not in folder and "\x00" not in folder)
+    assume(
+        "/" not in folder and ".." not in folder and ":" not in folder and "," not in folder and "\x00" not in folder
+    )
     assume(not any("\x00" in one for one in (*words, value, name)))
     shared = f"/lustre/{folder}"
     wanted = Wanted(
@@ -379,7 +384,8 @@ def test_directive_words(text):
 TOKENS = [
     "hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345", "ghp_16C7e42F292c6912E7710c838347Ae178B4a", "github_pat_11AAAAAAA0abcdefgh",
     "glpat-abcdEFGH1234ijkl", "sk-proj-abcdefghijklmnop1234", "nvapi-abcdefghijklmnopqrst", "AKIAIOSFODNN7EXAMPLE",
-    "AIzaSyA1234567890abcdefghijklmnopqrstuv", "xoxb-123456789012-abcdefghijkl", "0123456789abcdef0123456789abcdef01234567",
+    "AIzaSyA1234567890abcdefghijklmnopqrstuv", "xoxb-123456789012-abcdefghijkl",
+    "0123456789abcdef0123456789abcdef01234567",
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0", "https://user:hunter2@host/x", "Bearer abcdefgh12345678",
     "--api-key=abcd1234efgh5678ijkl", "WANDB_API_KEY=abcd1234efgh5678ijkl", "token: abcd1234efgh5678ijkl",
 ]  # fmt: skip
@@ -467,8 +473,10 @@ def test_bad_words(cli, plans, words, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [("", "not JSON"), ("[]", "neither a plan nor an estimate"), ("{}", "neither a plan nor an estimate"),
-     ('{"schema_version": 1, "request": {}}', "holds no layout"), ('{"schema_version": 1, "request": {}, "candidates": [{}]}', "model is missing"),
-     ('{"schema_version": 1, "request": {"model": "nope", "gpus": 8}, "candidates": [{"layout": {}, "knobs": {}}]}', "nope")],
+     ('{"schema_version": 1, "request": {}}', "holds no layout"),
+     ('{"schema_version": 1, "request": {}, "candidates": [{}]}', "model is missing"),
+     ('{"schema_version": 1, "request": {"model": "nope", "gpus": 8}, "candidates": [{"layout": {}, "knobs": {}}]}',
+      "nope")],
 )  # fmt: skip
 def test_bad_plans(cli, tmp_path, content, message):
     path = tmp_path / "plan.json"

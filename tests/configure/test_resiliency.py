@@ -69,7 +69,11 @@ def test_every_flag_exists_in_megatron(found, name):
         if entry["kind"] in {"on", "off"}:
             continue
         value = next(words)
-        assert value in entry["choices"] if "choices" in entry else {"int": int, "float": float}.get(entry["kind"], str)(value) is not None
+        assert (
+            value in entry["choices"]
+            if "choices" in entry
+            else {"int": int, "float": float}.get(entry["kind"], str)(value) is not None
+        )
 
 
 def test_fields_without_a_flag_are_known(found):
@@ -164,7 +168,9 @@ def test_every_conflict_is_tested_and_has_a_source():
 def test_all_conflicts_are_told_at_once(plans):
     with pytest.raises(InputError) as refused:
         resiliency(plans["m2"], Wishes(launcher="torchrun", fault_tolerance=True, nsys=True, detector="both"))
-    assert all(rule in refused.value.message for rule in ("ft-with-torchrun", "ft-with-nsys", "two-straggler-detectors"))
+    assert all(
+        rule in refused.value.message for rule in ("ft-with-torchrun", "ft-with-nsys", "two-straggler-detectors")
+    )
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -201,7 +207,9 @@ def test_a_larger_job_fails_and_saves_more_often(plans):
     assert large.setup.spares > small.setup.spares == 0
 
 
-@pytest.mark.parametrize(("name", "target"), [("0.6", "0.6"), ("0.6.2", "0.6"), ("bridge-0.3", "0.3"), ("0.3.1", "0.3")])
+@pytest.mark.parametrize(
+    ("name", "target"), [("0.6", "0.6"), ("0.6.2", "0.6"), ("bridge-0.3", "0.3"), ("0.3.1", "0.3")]
+)
 def test_targets(name, target):
     assert bridge_target(name) == target
 
@@ -288,8 +296,8 @@ def test_no_tokens(cli, tmp_path, tokens):
 
 @pytest.mark.parametrize(
     "words",
-    ["--mtbf-hours 0", "--mtbf-hours x", "--rate nasa", "--checkpoint-write-gbs -1", "--spare-nodes -1", "--candidate 0",
-     "--target-version 9", "--straggler x", "--launcher mpirun"],
+    ["--mtbf-hours 0", "--mtbf-hours x", "--rate nasa", "--checkpoint-write-gbs -1", "--spare-nodes -1",
+     "--candidate 0", "--target-version 9", "--straggler x", "--launcher mpirun"],
 )  # fmt: skip
 def test_bad_words(cli, tmp_path, words):
     ran = cli("resiliency", str(plan_file(tmp_path, "dense")), *words.split())

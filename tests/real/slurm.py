@@ -105,8 +105,12 @@ class Slurm:
         said = self.run("scontrol", "show", "job", "-o", str(job)).stdout
         return next((word.split("=", 1)[1] for word in said.split() if word.startswith(f"{name}=")), "")
 
-    def wait(self, job: int, states: tuple[str, ...] = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL"),
-             timeout: float = 120) -> str:
+    def wait(
+        self,
+        job: int,
+        states: tuple[str, ...] = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL"),
+        timeout: float = 120,
+    ) -> str:
         """The state of a job once it is one of `states`."""
         until = time.monotonic() + timeout
         while time.monotonic() < until:
@@ -137,9 +141,7 @@ def running(root: Path) -> Iterator[Slurm]:
     conf.write_text(text)
     for index in range(GPUS):
         (root / f"gpu{index}").touch()
-    (root / "gres.conf").write_text(
-        f"NodeName=n[1-{LIVE}],paper[1-{PAPER}] Name=gpu File={root}/gpu[0-{GPUS - 1}]\n"
-    )
+    (root / "gres.conf").write_text(f"NodeName=n[1-{LIVE}],paper[1-{PAPER}] Name=gpu File={root}/gpu[0-{GPUS - 1}]\n")
     (root / "state").mkdir()
     for index in range(LIVE):
         (root / f"spool_n{index + 1}").mkdir()
@@ -148,7 +150,7 @@ def running(root: Path) -> Iterator[Slurm]:
     slurm = Slurm(root, environment)
     try:
         daemons.append(_munge(root, environment))
-        _until(lambda: (root / "munge.socket").exists(), "munged", slurm)
+        _until((root / "munge.socket").exists, "munged", slurm)
         daemons.append(_start(["slurmctld", "-D", "-f", str(conf)], root, environment))
         for index in range(LIVE):
             daemons.append(_start(["slurmd", "-D", "-f", str(conf), "-N", f"n{index + 1}"], root, environment))

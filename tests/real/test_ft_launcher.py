@@ -1,4 +1,4 @@
-"""Generated flags under the real ft_launcher: a rank is killed or hangs, the job comes back and loses no more than it may.
+"""Generated flags under the real ft_launcher: a rank is killed or hangs, the job comes back and loses little.
 
 The timeouts of a plan suit steps of seconds and checkpoints of minutes; here the same derivation is asked about a small
 job, and its floors of minutes are scaled to seconds so that a hang is seen within the test.

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"no Slurm here: {missing()}"),
 ]
 STYLES = ("srun", "torchrun", "ft_launcher")
-NAMES = ["plain", "with space", "quote's \"double\"", "dollar $HOME `id`", "back\\slash", "# hash; and = more", "ümläut"]
+NAMES = ["plain", "with space", 'quote\'s "double"', "dollar $HOME `id`", "back\\slash", "# hash; and = more", "ümläut"]
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,9 @@ def test_a_rank_that_fails_later_is_tried_again_up_to_the_limit(cli, at_cluster,
     text = log.read_text()
     assert "requeue 1 of 1" in text
     assert "Attempt 1 ended with 0" in text
-    assert {path.name for path in tmp_path.glob("rank_*.json")} == {f"rank_{a}_{r}.json" for a in (0, 1) for r in (0, 1)}
+    assert {path.name for path in tmp_path.glob("rank_*.json")} == {
+        f"rank_{a}_{r}.json" for a in (0, 1) for r in (0, 1)
+    }
 
 
 def test_a_failure_after_the_last_requeue_is_final(cli, at_cluster, tmp_path):
@@ -218,7 +220,7 @@ def test_the_time_limit_ends_in_a_save_and_a_requeue(cli, at_cluster, tmp_path, 
 
 
 def until_requeued(slurm, job):
-    """Wait until the job is in the queue again, and take away the two minutes that Slurm waits before a second start."""
+    """Wait until the job is in the queue again, and take away the two minutes that Slurm then waits."""
     until = time.monotonic() + 100
     while slurm.field(job, "Restarts") == "0" and time.monotonic() < until:
         time.sleep(0.2)

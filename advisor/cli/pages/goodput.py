@@ -1,4 +1,4 @@
-"""The page of goodput: days, GPU-hours, cost and lost time of a token budget; closed form and simulation side by side."""
+"""The page of goodput: days, GPU-hours, cost and lost time of a token budget, by closed form and by simulation."""
 
 from __future__ import annotations
 

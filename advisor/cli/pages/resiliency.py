@@ -52,7 +52,9 @@ def _hints(found: Resiliency) -> tuple[str, ...]:
 
 def _blocks(found: Resiliency) -> Iterator[Block]:
     chosen, met = found.chosen, found.met
-    yield Line(f"resiliency: {chosen.model.name} on {count(chosen.cluster.gpus)} x {chosen.cluster.gpu.name}", "heading")
+    yield Line(
+        f"resiliency: {chosen.model.name} on {count(chosen.cluster.gpus)} x {chosen.cluster.gpu.name}", "heading"
+    )
     yield Facts(
         "what the job meets",
         (
@@ -67,12 +69,10 @@ def _blocks(found: Resiliency) -> Iterator[Block]:
     yield _timeouts(found)
     yield from findings_table(found.findings)
     yield from goodput_blocks(found.result.goodput)
-    yield outcome_table(
-        "other ways, spare nodes chosen for each", ranked(found), nodes_of(chosen)
-    )
+    yield outcome_table("other ways, spare nodes chosen for each", ranked(found), nodes_of(chosen))
     yield spare_block(found)
     yield Line(
-        "rates and times are measured, published or assumed as presets/reliability.yaml says; per node paid = productive"
+        "rates and times are measured or assumed as presets/reliability.yaml says; per node paid = productive"
         " share x nodes / (nodes + spares)",
         "dim",
     )
@@ -141,7 +141,12 @@ def spare_block(found: Resiliency) -> Table:
         )
         for one in outcomes
     )
-    columns = (Column("spare nodes"), Column("waiting for\nnodes %"), Column("productive\n%"), Column("per node\npaid %"))
+    columns = (
+        Column("spare nodes"),
+        Column("waiting for\nnodes %"),
+        Column("productive\n%"),
+        Column("per node\npaid %"),
+    )
     marked = next((i for i, one in enumerate(outcomes) if one.setup.spares == found.setup.spares), None)
     return Table("spare nodes (a broken node is away for a day)", columns, rows, marked)
 

@@ -1,5 +1,6 @@
-"""Writes the sbatch script of a launch from templates; every value from outside is quoted, the whole text is searched
-for secrets before anybody gets it.
+"""Writes the sbatch script of a launch from templates.
+
+Every value from outside is quoted, and the whole text is searched for secrets before anybody gets it.
 """
 
 from __future__ import annotations
