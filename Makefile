@@ -13,13 +13,14 @@ WORKERS ?= 2
 PLAN_ENV := .venv-plan
 ENV := .venv
 NVRX_ENV := .venv-nvrx
+BRIDGE_ENV := .venv-bridge
 BIN := $(ENV)/bin
 PIP := -m pip install -qq --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --disable-warnings
 NOT_USUAL := not slow and not gpu and not bench
 
 .DEFAULT_GOAL := help
-.PHONY: help plan test lint types imports test-unit test-real test-full slurm-deps nvrx-deps bench docs format clean
+.PHONY: help plan test lint types imports test-unit test-real test-full slurm-deps nvrx-deps test-bridge bench docs format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -66,6 +67,16 @@ $(NVRX_ENV)/.ready: $(ENV)/.ready
 
 nvrx-deps: $(NVRX_ENV)/.ready ## nvidia-resiliency-ext for the tests marked nvrx
 
+# Without dependencies: Bridge pins GPU packages (Transformer Engine, mamba-ssm) that its configuration classes do not need.
+$(BRIDGE_ENV)/.ready: $(ENV)/.ready tests/real/bridge-requirements.txt
+	$(BIN)/python -m venv $(BRIDGE_ENV)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(BRIDGE_ENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests.pth"
+	$(BRIDGE_ENV)/bin/python $(PIP) --no-deps --requirement tests/real/bridge-requirements.txt
+	@touch $@
+
+test-bridge: $(BRIDGE_ENV)/.ready ## exports and overlap against the installed megatron-bridge
+	OMP_NUM_THREADS=1 $(BRIDGE_ENV)/bin/python -m pytest -n $(WORKERS) -m bridge tests/real
+
 bench: $(ENV)/.ready ## speed as ratios
 	$(PYTEST) -s -m bench
 
@@ -88,4 +99,4 @@ docs: $(ENV)/.ready ## write the generated parts: README blocks, docs/cli.md, go
 	$(PYTEST) tests/cli tests/golden tests/test_notebooks.py --update-golden
 
 clean: ## remove environments, caches and builds
-	rm -rf $(PLAN_ENV) $(ENV) $(NVRX_ENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(PLAN_ENV) $(ENV) $(NVRX_ENV) $(BRIDGE_ENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

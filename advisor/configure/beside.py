@@ -27,7 +27,7 @@ def context_fields(job: Job) -> Iterator[Field]:
     layout, word = job.layout, CP_WORDS[job.knobs.cp_comm]
     if layout.cp < 2:
         why = "CP is 1: no exchange"
-        yield Field("model", "cp_comm_type", word, "p2p", "automatic" if word == "p2p" else "silent", why, CONFIG)
+        yield Field("model", "cp_comm_type", word, None, "automatic" if word == "p2p" else "silent", why, CONFIG)
         return
     why = {
         CpComm.p2p: "keys and values go round a ring beside attention",

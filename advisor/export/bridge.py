@@ -18,8 +18,8 @@ CLASSES = {
     "bulk": "BulkOverlapCfg",
 }
 ACTIVATION = {"silu": Code("F.silu", "silu"), "gelu": Code("F.gelu", "gelu")}
-# Said by another field, by the class or by the dataset in a provider.
-NOT_IN_PROVIDER = {"max_position_embeddings", "multi_latent_attention"}
+# Said by the sequence length in a provider.
+NOT_IN_PROVIDER = {"max_position_embeddings"}
 
 
 def bridge_text(subject: Subject, facts: Facts) -> dict[str, str]:

@@ -114,7 +114,8 @@ def _batch(subject: Subject) -> Iterator[Value]:
     yield "train.micro_batch_size", subject.layout.mbs
     yield "train.global_batch_size", subject.layout.gbs
     yield "model.seq_length", subject.job.workload.seq_len
-    yield "dataset.seq_length", subject.job.workload.seq_len
+    length = preset("versions.yaml")["bridge"][subject.version]["dataset_length"]
+    yield f"dataset.{length}", subject.job.workload.seq_len
 
 
 def _experts(subject: Subject) -> Iterator[Value]:
@@ -137,7 +138,7 @@ def _memory(subject: Subject) -> Iterator[Value]:
     yield "model.recompute_granularity", granularity
     yield "model.recompute_method", ("uniform" if knobs.full_uniform else "block") if full else None
     yield "model.recompute_num_layers", full or None
-    yield "model.recompute_modules", list(knobs.recompute) if knobs.recompute and not full else None
+    yield "model.recompute_modules", [] if full else list(knobs.recompute)
     beside = ("cuda_graph", "use_te_rng_tracker", "te_rng_tracker", "check_for_nan_in_loss")
     for one in subject.overlap.fields:
         if one.name.startswith(beside):

@@ -26,11 +26,12 @@ def overrides(subject: Subject) -> list[tuple[str, list[str]]]:
         f"mixed_precision={hydra(name)}"
     ]
     groups.append(("precision", words))
-    groups.append(("communication overlap", [f"++comm_overlap={hydra(_overlap(subject))}"]))
+    groups.append(("communication overlap", [f"++comm_overlap={hydra(overlap_object(subject))}"]))
     return groups
 
 
-def _overlap(subject: Subject) -> dict[str, Any]:
+def overlap_object(subject: Subject) -> dict[str, Any]:
+    """CommOverlapConfig as the mapping that Bridge instantiates (`_target_`), user buffers written out."""
     found: dict[str, Any] = {"_target_": f"{OVERLAP}.CommOverlapConfig", **comm_overlap(subject)}
     buffers = user_buffers(subject)
     if buffers is not None:

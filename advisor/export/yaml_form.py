@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from advisor.export.bridge_values import comm_overlap, precision, sections
-from advisor.export.overrides import OVERLAP
+from advisor.export.bridge_values import precision, sections
+from advisor.export.overrides import overlap_object
 from advisor.export.subject import Subject
 from advisor.export.words import comment, plain
 
@@ -19,8 +19,9 @@ def yaml_text(subject: Subject) -> dict[str, str]:
         for path, value in values:
             section, _, name = path.partition(".")
             tree.setdefault(section, {})[name] = plain(value)
-    tree["mixed_precision"] = precision(subject)[0]
-    tree["comm_overlap"] = {"_target_": f"{OVERLAP}.CommOverlapConfig", **comm_overlap(subject)}
+    recipe, changed = precision(subject)
+    tree["mixed_precision"] = {field: plain(value) for field, value in changed} if changed else recipe
+    tree["comm_overlap"] = plain(overlap_object(subject))
     head = [
         comment(subject.title),
         f"Megatron-Bridge {subject.version}; from {comment(subject.origin)}",

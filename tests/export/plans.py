@@ -1,4 +1,4 @@
-"""Plans to export: three that golden files hold, and random ones; all as the JSON records that `advisor plan` writes."""
+"""Layouts to export: three that golden files hold, as the JSON that `advisor estimate` writes, and random ones."""
 
 from __future__ import annotations
 

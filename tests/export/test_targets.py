@@ -157,3 +157,25 @@ def test_a_plan_of_memory_is_not_exported(tmp_path: Path) -> None:
     workload = dataclasses.replace(chosen.workload, mode="weights")
     with pytest.raises(InputError, match="not training"):
         export(dataclasses.replace(chosen, request=chosen.request.replaced(workload=workload)), "env")
+
+
+def test_every_field_exists_in_the_target_version(tmp_path: Path) -> None:
+    """Names written for Bridge 0.3 and 0.6 are fields of its classes (read off both wheels)."""
+    from advisor import data
+    from advisor.export.bridge_values import comm_overlap, precision, sections
+    from advisor.export.subject import subject
+
+    path = data.find("presets", "check/bridge_fields.json")
+    assert path is not None
+    known = json.loads(path.read_text(encoding="utf-8"))["sections"]
+    for chosen in [*(golden_chosen(name, tmp_path) for name in GOLDEN), *random_plans(20, seed=5)]:
+        for version in ("0.3", "0.6"):
+            made = subject(chosen, "bridge", version)
+            names = [name for _, values in sections(made) for name, _ in values]
+            names += [f"comm_overlap.{name}" for name in comm_overlap(made)]
+            names += [f"mixed_precision.{name}" for name, _ in precision(made)[1]]
+            for name in names:
+                section, _, field = name.partition(".")
+                if (name, version) == ("dataset.sequence_length", "0.3"):
+                    continue  # of the class of megatron-core that Bridge's dataset configuration inherits from
+                assert known[section][field].get("only", version) == version, (name, version)

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from advisor.export.words import Code, comment, hydra, plain, python
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner), max_leaves=6
-)
+VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=6)
 
 
 @given(VALUES)

@@ -18,13 +18,13 @@ from typing import Any
 
 sys.path[:0] = [os.environ["MEGATRON_SOURCE"], str(Path(__file__).parent)]
 
-import te_stub
+import te_stub  # noqa: E402
 
 te_stub.install("transformer_engine", "triton")
 if not hasattr(typing, "override"):
     typing.override = lambda function: function
 
-from megatron.training.arguments import add_megatron_arguments
+from megatron.training.arguments import add_megatron_arguments  # noqa: E402
 
 
 def main() -> None:

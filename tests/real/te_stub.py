@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import inspect
 import sys
 import types
 from collections.abc import Sequence
@@ -17,6 +18,16 @@ from typing import Any
 
 NAMES = ("transformer_engine",)
 VERSION = "2.12.0"
+# What Megatron looks for in the optimizer's signature before it allows moments in low precision.
+ADAM = inspect.Signature(
+    [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+        for name in (
+            "self", "params", "master_weight_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "use_decoupled_grad",
+            "store_param_remainders",
+        )
+    ]
+)  # fmt: skip
 
 
 class StubModule(types.ModuleType):
@@ -34,7 +45,11 @@ class StubModule(types.ModuleType):
             def build(self: Any, *_args: Any, **_kwargs: Any) -> None:
                 torch.nn.Module.__init__(self)
 
-            made: Any = type(name, (torch.nn.Module,), {"__init__": build})
+            if name == "FusedAdam":
+                build.__signature__ = ADAM  # type: ignore[attr-defined]
+            made: Any = type(
+                name, (torch.nn.Module,), {"__init__": build, "__class_getitem__": classmethod(lambda cls, _: cls)}
+            )
         else:
             made = sys.modules.setdefault(f"{self.__name__}.{name}", StubModule(f"{self.__name__}.{name}"))
         setattr(self, name, made)
@@ -52,7 +67,7 @@ class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.names = tuple(names)
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if fullname.split(".", maxsplit=1)[0] not in self.names:
+        if not any(fullname == name or fullname.startswith(f"{name}.") for name in self.names):
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 

@@ -30,7 +30,7 @@ def configure(cfg):
     cfg.train.micro_batch_size = 1
     cfg.train.global_batch_size = 8192
     cfg.model.seq_length = 4096
-    cfg.dataset.seq_length = 4096
+    cfg.dataset.sequence_length = 4096
     # experts
     cfg.model.moe_token_dispatcher_type = "flex"
     cfg.model.moe_flex_dispatcher_backend = "hybridep"

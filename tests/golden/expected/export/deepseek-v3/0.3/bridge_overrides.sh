@@ -24,7 +24,7 @@ OVERRIDES=(
   train.micro_batch_size=1
   train.global_batch_size=8192
   model.seq_length=4096
-  dataset.seq_length=4096
+  dataset.sequence_length=4096
   # experts
   model.moe_token_dispatcher_type=flex
   model.moe_flex_dispatcher_backend=hybridep

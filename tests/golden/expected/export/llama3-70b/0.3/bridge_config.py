@@ -29,7 +29,7 @@ def configure(cfg):
     cfg.train.micro_batch_size = 1
     cfg.train.global_batch_size = 128
     cfg.model.seq_length = 8192
-    cfg.dataset.seq_length = 8192
+    cfg.dataset.sequence_length = 8192
     # recompute and CUDA graphs
     cfg.model.recompute_granularity = "selective"
     cfg.model.recompute_method = None

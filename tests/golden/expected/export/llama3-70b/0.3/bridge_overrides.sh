@@ -24,7 +24,7 @@ OVERRIDES=(
   train.micro_batch_size=1
   train.global_batch_size=128
   model.seq_length=8192
-  dataset.seq_length=8192
+  dataset.sequence_length=8192
   # recompute and CUDA graphs
   model.recompute_granularity=selective
   model.recompute_method=null

@@ -1,0 +1,208 @@
+"""Exported texts against the installed Megatron-Bridge: snippets run, overrides and YAML applied, all validated."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from advisor.configure.chosen import Chosen
+from advisor.configure.job import preset
+from advisor.configure.resolved import asked_of
+from advisor.export.bridge_values import sections
+from advisor.export.model_fields import Facts, model_facts, unsupported
+from advisor.export.subject import Subject, recipe, subject
+from advisor.export.targets import export
+from advisor.export.words import Code
+from tests.export.plans import GOLDEN, golden_chosen, random_plans
+from tests.real.bridge_stack import container, differing, held_by, on_gpus, require_bridge
+
+require_bridge()
+pytestmark = pytest.mark.bridge
+VERSION = "0.3"
+RANDOM = 60
+# finalize() turns the text into the object it describes.
+BECOMES_AN_OBJECT = {"model.pipeline_model_parallel_layout", "model.virtual_pipeline_model_parallel_size"}
+
+
+def facts_of(chosen: Chosen) -> Facts:
+    return model_facts(chosen.model, str(chosen.request.settings["model"].value))
+
+
+def run_snippet(text: str) -> ModuleType:
+    module = ModuleType("bridge_config")
+    exec(compile(text, "bridge_config.py", "exec"), module.__dict__)
+    return module
+
+
+def settle(cfg: Any, made: Subject) -> Any:
+    """What Bridge does with a container when training starts: precision, overlap, validation."""
+    from megatron.bridge.training.config import runtime_config_update
+
+    with on_gpus(made.job):
+        runtime_config_update(cfg)
+    return cfg
+
+
+def wrong_values(cfg: Any, made: Subject) -> dict[str, tuple[Any, Any]]:
+    """Exported values that the container does not hold once it is settled."""
+    found = {}
+    for _, values in sections(made):
+        for path, value in values:
+            if path in BECOMES_AN_OBJECT or "cuda_graph" in path:
+                continue
+            section, _, name = path.partition(".")
+            held = getattr(getattr(cfg, section), name)
+            said = value.text if isinstance(value, Code) else list(value) if isinstance(value, tuple) else value
+            if (str(held) if isinstance(value, Code) else held) != said:
+                found[path] = (said, held)
+    return found
+
+
+def check(cfg: Any, made: Subject) -> None:
+    assert wrong_values(cfg, made) == {}
+    # The snippet asks for effective values, so what is asked and what holds are the same from here on.
+    assert differing(made.overlap, cfg) == {}
+    assert cfg.data_parallel_size == made.layout.dp
+
+
+def with_precision(cfg: Any, chosen: Chosen) -> Any:
+    """A recipe holds its precision as an object; fields of it can be overridden, those of a name cannot."""
+    from megatron.bridge.training.mixed_precision import get_mixed_precision_config
+
+    cfg.mixed_precision = get_mixed_precision_config(
+        preset("versions.yaml")["precisions"][chosen.workload.precision.name]
+    )
+    return cfg
+
+
+def candidates(folder: Path) -> list[Chosen]:
+    random = [one for one in random_plans(RANDOM, seed=3) if not unsupported(one.model, facts_of(one))]
+    return [*(golden_chosen(name, folder) for name in GOLDEN), *random]
+
+
+@pytest.fixture(scope="module")
+def chosen_ones(tmp_path_factory: pytest.TempPathFactory) -> list[Chosen]:
+    return candidates(tmp_path_factory.mktemp("plans"))
+
+
+def test_snippets_run_and_validate(chosen_ones: list[Chosen]) -> None:
+    for chosen in chosen_ones:
+        made = subject(chosen, "bridge", VERSION)
+        module = run_snippet(export(chosen, "bridge", VERSION)["bridge_config.py"])
+        own = recipe(chosen.model.name, VERSION)
+        # Bridge's recipes read the model from the hub; the generic provider stands in for what they return.
+        cfg = container(made, facts_of(chosen)) if own else module.recipe()
+        check(settle(module.configure(cfg), made), made)
+
+
+def test_overrides_are_applied_to_a_real_container(chosen_ones: list[Chosen], tmp_path: Path) -> None:
+    from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
+
+    for chosen in chosen_ones:
+        made = subject(chosen, "bridge-overrides", VERSION)
+        path = tmp_path / "overrides.sh"
+        path.write_text(export(chosen, "bridge-overrides", VERSION)["bridge_overrides.sh"], encoding="utf-8")
+        script = f'source {shlex.quote(str(path))} && printf "%s\\0" "${{OVERRIDES[@]}}"'
+        words = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True).stdout
+        cfg = with_precision(container(made, facts_of(chosen)), chosen)
+        applied = process_config_with_overrides(cfg, cli_overrides=words.split("\0")[:-1])
+        check(settle(applied, made), made)
+
+
+def test_yaml_is_merged_into_a_real_container(chosen_ones: list[Chosen], tmp_path: Path) -> None:
+    from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
+
+    for chosen in chosen_ones[: len(GOLDEN) + 20]:
+        made = subject(chosen, "yaml", VERSION)
+        path = tmp_path / "config.yaml"
+        path.write_text(export(chosen, "yaml", VERSION)["bridge_config.yaml"], encoding="utf-8")
+        cfg = with_precision(container(made, facts_of(chosen)), chosen)
+        check(settle(process_config_with_overrides(cfg, config_filepath=str(path)), made), made)
+
+
+def test_what_is_left_to_bridge_becomes_what_the_snippet_spells_out(chosen_ones: list[Chosen]) -> None:
+    """The same plan with nothing but requests in CommOverlapConfig ends at the values that the snippet gives."""
+    from megatron.bridge.training import comm_overlap
+
+    for chosen in chosen_ones:
+        made = subject(chosen, "bridge", VERSION)
+        module = run_snippet(export(chosen, "bridge", VERSION)["bridge_config.py"])
+        cfg = module.configure(container(made, facts_of(chosen)))
+        name = made.overlap.buffers.name
+        asked = asked_of(chosen.knobs)
+        cfg.comm_overlap = comm_overlap.CommOverlapConfig(
+            **asked.given(), tp_comm_overlap_cfg=None if name is None else getattr(comm_overlap, name)
+        )
+        if made.knobs.tp_overlap and made.overlap.buffers.gemms and name is None:
+            continue
+        check(settle(cfg, made), made)
+
+
+def test_recipes_of_the_version_map_exist() -> None:
+    import importlib
+
+    rows = preset("versions.yaml")["recipes"]
+    for name, row in rows.items():
+        if isinstance(row, dict):
+            module, function = f"megatron.bridge.recipes.{row['module']}", row["function"]
+            try:
+                has = callable(getattr(importlib.import_module(module), function))
+            except (ImportError, AttributeError):
+                has = False
+            assert has == (VERSION in row["versions"]), name
+
+
+def test_precisions_of_the_version_map_exist() -> None:
+    from megatron.bridge.training.mixed_precision import get_mixed_precision_config
+
+    names = {name for key, name in preset("versions.yaml")["precisions"].items() if name and key != "source"}
+    assert all(get_mixed_precision_config(name) for name in names)
+
+
+def test_a_generated_buffer_configuration_is_taken(tmp_path: Path) -> None:
+    chosen = golden_chosen("minimax-m2", tmp_path)
+    chosen = dataclasses.replace(
+        chosen,
+        candidate=dataclasses.replace(chosen.candidate, knobs=dataclasses.replace(chosen.knobs, tp_overlap=True)),
+    )
+    asked = dataclasses.replace(asked_of(chosen.knobs), tp_comm_overlap_cfg="custom")
+    made = subject(chosen, "bridge", VERSION, asked)
+    module = run_snippet(export(chosen, "bridge", VERSION, asked)["bridge_config.py"])
+    cfg = settle(module.configure(module.recipe()), made)
+    assert {gemm: row["method"] for gemm, row in cfg.model.tp_comm_overlap_cfg.items()}["qkv_fprop"] == "ring_exchange"
+    check(cfg, made)
+
+
+def test_async_save_follows_the_version_map(tmp_path: Path) -> None:
+    chosen = golden_chosen("llama3-70b", tmp_path)
+    made = subject(chosen, "bridge", VERSION)
+    for checkpoint_format in ("torch_dist", "fsdp_dtensor", "zarr"):
+        cfg = run_snippet(export(chosen, "bridge", VERSION)["bridge_config.py"]).configure(
+            container(made, facts_of(chosen))
+        )
+        cfg.checkpoint.async_save, cfg.checkpoint.ckpt_format = True, checkpoint_format
+        allowed = checkpoint_format in preset("versions.yaml")["bridge"][VERSION]["async_save_formats"]
+        if allowed:
+            settle(cfg, made)
+        else:
+            with pytest.raises(AssertionError):
+                settle(cfg, made)
+
+
+def test_the_comparison_can_fail(tmp_path: Path) -> None:
+    chosen = golden_chosen("llama3-70b", tmp_path)
+    made = subject(chosen, "bridge", VERSION)
+    text = export(chosen, "bridge", VERSION)["bridge_config.py"]
+    broken = re.sub(r"overlap_p2p_comm=True", "overlap_p2p_comm=False", text)
+    cfg = settle(run_snippet(broken).configure(container(made, facts_of(chosen))), made)
+    assert set(differing(made.overlap, cfg)) == {"model.overlap_p2p_comm"}
+    assert held_by(cfg, made.overlap.field("ddp.bucket_size")) == 134217728
+    assert "torch" in sys.modules
