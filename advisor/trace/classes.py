@@ -11,7 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from advisor.trace.events import Group, Sort, Trace, Work
-from advisor.trace.kernels import UNKNOWN, Collective, KernelRule, classify, collective_of, kind_of, only_kind
+from advisor.trace.kernels import (
+    UNKNOWN,
+    Collective,
+    KernelRule,
+    classify,
+    collective_of,
+    kind_of,
+    kinds_present,
+    only_kind,
+)
 
 T = TypeVar("T")
 
@@ -104,7 +113,8 @@ def kinds_of(
 ) -> tuple[list[str], npt.NDArray[np.int64]]:
     """The kind of every communication event; what was inferred and what stayed open goes to `findings`."""
     configured = {group.name: group for group in trace.known_groups}
-    only = only_kind(trace.known_groups, trace.rank)
+    present = kinds_present(trace.known_groups, trace.rank)
+    only = only_kind(present)
     reasons: Counter[str] = Counter()
     collectives, of_collective = collective_names(trace, work)
 
@@ -113,12 +123,12 @@ def kinds_of(
             return _grouped(trace.groups[group], configured), ""
         if found.rules[rule].kind is not None:
             return str(found.rules[rule].kind), ""
-        if only is not None:
-            return only, f"name no process group and count as {only}, the only kind of group in the job"
         entry = collectives[collective]
         kind = BY_COLLECTIVE.get(entry.name) if entry is not None and not trace.on_device else None
-        if kind is not None and entry is not None:
+        if kind is not None and entry is not None and (kind in present or not present):
             return kind, f"name no process group; {entry.name} counts as {kind}"
+        if only is not None:
+            return only, f"name no process group and count as {only}, the only kind they can be in this job"
         return OTHER, "name no process group and count as other"
 
     answers, index = _looked_up((work.group, found.index, of_collective), one)

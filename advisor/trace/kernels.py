@@ -127,13 +127,18 @@ def kind_of(group: Group) -> str | None:
     return None
 
 
-def only_kind(groups: Iterable[Group], rank: int | None) -> str | None:
-    """The one kind of all groups with more than one member that this rank is in, None when there are several.
+def kinds_present(groups: Iterable[Group], rank: int | None) -> set[str]:
+    """Kinds of all groups with more than one member that this rank is in."""
+    mine = (group for group in groups if len(group.ranks) > 1 and (rank is None or rank in group.ranks))
+    return {kind for group in mine if (kind := kind_of(group)) is not None}
 
-    The group of all ranks is there in every job and says nothing beside another.
+
+def only_kind(kinds: set[str]) -> str | None:
+    """The one kind that traffic of an unnamed group can be, None when several can.
+
+    The group of all ranks and groups of other use are there in every job and say nothing beside another; Megatron makes
+    expert groups in dense jobs too (of the same ranks), so that they count only where no dense kind is left.
     """
-    kinds = {kind_of(group) for group in groups if len(group.ranks) > 1 and (rank is None or rank in group.ranks)} - {
-        None
-    }
-    special = kinds - {"world"} or kinds
-    return special.pop() if len(special) == 1 else None
+    special = kinds - {"world", "other"}
+    left = special - {"ep", "edp"} or special or kinds - {"other"}
+    return next(iter(left)) if len(left) == 1 else None

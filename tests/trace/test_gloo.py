@@ -65,4 +65,4 @@ def test_the_verb_reads_it(folder, cli):
     ran = cli("trace", str(folder))
     assert ran.code == 0
     assert "2 ranks, 6 steps, CPU (gloo)" in ran.out
-    assert "the only kind of group in the job" in ran.out
+    assert "the only kind they can be in this job" in ran.out

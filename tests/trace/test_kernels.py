@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from advisor.trace.events import Group, Sort
-from advisor.trace.kernels import KINDS, classify, collective_of, kernel_rules, kind_of, only_kind, table
+from advisor.trace.kernels import KINDS, classify, collective_of, kernel_rules, kind_of, kinds_present, only_kind, table
 
 NAMES = {
     "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)": ("nccl", None),
@@ -65,13 +65,35 @@ def test_kind_of_a_group(description, kind):
     assert kind_of(Group("12", description)) == kind
 
 
+def only(rank, *groups):
+    return only_kind(
+        kinds_present([Group(str(index), text, ranks) for index, (text, ranks) in enumerate(groups)], rank)
+    )
+
+
 def test_the_only_kind_of_a_job():
-    world, tp, dp = Group("0", "default_pg", (0, 1)), Group("1", "mesh_tp", (0, 1)), Group("2", "mesh_dp", (0, 1))
-    assert only_kind([world], 0) == "world"
-    assert only_kind([world, tp], 0) == "tp"
-    assert only_kind([world, tp, dp], 0) is None
-    assert only_kind([world, Group("1", "mesh_tp", (2, 3)), dp], 0) == "dp"
-    assert only_kind([Group("1", "mesh_tp", (0,)), dp], 0) == "dp"
+    world, tp, dp = ("default_pg", (0, 1)), ("mesh_tp", (0, 1)), ("mesh_dp", (0, 1))
+    assert only(0, world) == "world"
+    assert only(0, world, tp) == "tp"
+    assert only(0, world, tp, dp) is None
+    assert only(0, world, ("mesh_tp", (2, 3)), dp) == "dp"
+    assert only(0, ("mesh_tp", (0,)), dp) == "dp"
+    assert only(0) is None
+    assert only(0, ("MODEL_PARALLEL_GROUP", (0, 1))) is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "kind"),
+    [
+        (["TENSOR_MODEL_PARALLEL_GROUP", "MODEL_PARALLEL_GROUP", "EXPERT_TENSOR_PARALLEL_GROUP"], "tp"),
+        (["DATA_PARALLEL_GROUP", "DATA_PARALLEL_GROUP_WITH_CP", "EXPERT_DATA_PARALLEL_GROUP"], "dp"),
+        (["PIPELINE_MODEL_PARALLEL_GROUP", "MODEL_PARALLEL_GROUP", "EMBEDDING_GROUP"], "pp"),
+        (["DATA_PARALLEL_GROUP", "EXPERT_MODEL_PARALLEL_GROUP"], "dp"),
+        (["CONTEXT_PARALLEL_GROUP", "DATA_PARALLEL_GROUP_WITH_CP"], None),
+    ],
+)
+def test_groups_that_megatron_makes_on_two_ranks(groups, kind):
+    assert only(0, ("default_pg", (0, 1)), *((text, (0, 1)) for text in groups)) == kind
 
 
 def test_collectives_by_their_many_names():

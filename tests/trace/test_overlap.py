@@ -140,6 +140,18 @@ def test_gloo_operations_against_aten_operators(tmp_path):
     assert any("all_to_all counts as ep" in text for text in rank.findings)
 
 
+def test_gloo_operations_of_a_job_with_experts(tmp_path):
+    """Tokens go all to all over the expert group; what remains is of the data-parallel group."""
+    gloo = [
+        host(f"gloo:{what}", at, 5, cat="user_annotation", tid=11)
+        for at, what in ((0, "all_to_all"), (9, "all_reduce"))
+    ]
+    groups = ("default_pg", "DATA_PARALLEL_GROUP", "EXPERT_MODEL_PARALLEL_GROUP")
+    configured = [{"pg_name": str(i), "pg_desc": text, "ranks": [0, 1]} for i, text in enumerate(groups)]
+    (rank,) = analyse([write(tmp_path / "rank-0.json", gloo, info={"pg_config": configured})]).ranks
+    assert {kind: figures.calls for kind, figures in rank.mean.kinds.items()} == {"dp": 1, "ep": 1}
+
+
 SPAN = 120
 EVENT = st.tuples(st.integers(0, SPAN - 1), st.integers(0, 30), st.sampled_from(["compute", "tp", "dp", "copy"]))
 
