@@ -103,3 +103,39 @@ def anonymous(log: str, tmp_path: Path) -> str:
         log = log.replace(folder, name)
     log = re.sub(rf"@{re.escape(socket.gethostname())}\b", "@node1", log)
     return re.sub(r"/tmp/torchelastic_\w+", "/work/logs", log)
+
+
+IN_PROCESS = """
+import datetime, json, sys
+import torch
+from nvidia_resiliency_ext import inprocess
+from nvidia_resiliency_ext.fault_tolerance.config import FaultToleranceConfig
+given = json.loads(sys.argv[1])
+inprocess.Wrapper(**{name: datetime.timedelta(seconds=value) for name, value in given["in_process"].items()})
+parsed = FaultToleranceConfig._parse_section_timeouts_arg(given["sections"])
+print(json.dumps(FaultToleranceConfig(rank_section_timeouts=parsed).rank_section_timeouts))
+"""
+
+
+def test_the_package_takes_the_timeouts(tmp_path):
+    """The wrapper checks their order, which Bridge does not; a hard timeout above Bridge's barrier default is refused."""
+    chosen = read_plan(plan_file(tmp_path, "m2"))
+    settings = resiliency(chosen, Wishes(launcher="srun", in_process=True, async_save=False))
+    names = ("soft_timeout", "hard_timeout", "barrier_timeout", "completion_timeout", "heartbeat_interval",
+             "heartbeat_timeout")  # fmt: skip
+    values = {name: settings.value(f"inprocess_restart.{name}") for name in names}
+    given = {"in_process": values, "sections": settings.limits.sections}
+    assert values["hard_timeout"] > 120
+    ran = package(given)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == {
+        "setup": settings.limits.setup_s, "step": settings.limits.step_s,
+        "checkpointing": settings.limits.checkpointing_s,
+    }  # fmt: skip
+    assert package({**given, "in_process": {**values, "barrier_timeout": 120.0}}).returncode != 0
+
+
+def package(given: dict) -> subprocess.CompletedProcess[str]:
+    """The package with these settings, in its own interpreter."""
+    command = [str(LAUNCHER.with_name("python")), "-W", "ignore", "-c", IN_PROCESS, json.dumps(given)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
