@@ -118,7 +118,7 @@ print(json.dumps(FaultToleranceConfig(rank_section_timeouts=parsed).rank_section
 
 
 def test_the_package_takes_the_timeouts(tmp_path):
-    """The wrapper checks their order, which Bridge does not; a hard timeout above Bridge's barrier default is refused."""
+    """The wrapper checks their order, which Bridge does not: a hard timeout above the barrier is refused."""
     chosen = read_plan(plan_file(tmp_path, "m2"))
     settings = resiliency(chosen, Wishes(launcher="srun", in_process=True, async_save=False))
     names = ("soft_timeout", "hard_timeout", "barrier_timeout", "completion_timeout", "heartbeat_interval",
