@@ -9,11 +9,12 @@ from advisor.spec.hardware import Cluster
 from advisor.spec.layout import Columns, Knobs, Layout
 from advisor.spec.model import Model
 from advisor.spec.plan import Finding
+from advisor.spec.split import PipelineSplit
 from advisor.spec.workload import Workload
 
-__all__ = ["RULES", "Rule", "Verdicts", "document_lines", "findings", "legality", "rule", "rules"]
+__all__ = ["RULES", "Rule", "Verdicts", "document_lines", "findings", "job_findings", "legality", "rule", "rules"]
 
-RULES: tuple[Rule, ...] = (
+_FAMILIES: tuple[Rule, ...] = (
     *grid.WORLD,
     *grid.SHAPES,
     *experts.SIZES,
@@ -29,6 +30,8 @@ RULES: tuple[Rule, ...] = (
     *speed.SPEED,
     *speed.NOTES,
 )
+RULES = tuple(sorted(_FAMILIES, key=lambda one: bool(one.fields)))
+"""Rules about the job itself come first: what they refuse, no layout repairs, and no other rule should be blamed."""
 STOP = tuple(one for one in RULES if one.severity == "stop")
 
 
@@ -45,6 +48,14 @@ def rule(id: str) -> Rule:
 def legality(model: Model, cluster: Cluster, workload: Workload, columns: Columns) -> Verdicts:
     """The `stop` rules asked over every entry of a table: mask per rule, `legal` mask, counts of first broken rules."""
     return judge(STOP, Case(model, cluster, workload, columns))
+
+
+def job_findings(model: Model, cluster: Cluster, workload: Workload) -> tuple[Finding, ...]:
+    """The `stop` rules that the job itself breaks, whatever its layout."""
+    split, gpus = PipelineSplit(1, 1, (model.num_layers,)), cluster.gpus
+    sizes = dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp", "mbs"), 1)
+    layout = Layout(**sizes, dp=gpus, edp=gpus, gbs=gpus, sp=False, split=split)
+    return answer([one for one in STOP if not one.fields], Row(model, cluster, workload, layout, Knobs()))
 
 
 def findings(model: Model, cluster: Cluster, workload: Workload, layout: Layout, knobs: Knobs) -> tuple[Finding, ...]:

@@ -128,8 +128,8 @@ DISPATCH = (
         lambda r: "deepep cannot pad expert inputs to their capacity", _alltoall,
     ),
     Rule(
-        "padding-needs-capacity", "stop", ("dispatcher",), f"{TC}:1836-1866",
-        lambda c: always(c.workload.pad_to_capacity and c.workload.capacity_factor is None, c.columns.dispatcher),
+        "padding-needs-capacity", "stop", (), f"{TC}:1836-1866",
+        lambda c: always(c.workload.pad_to_capacity and c.workload.capacity_factor is None),
         lambda r: "padding to capacity needs a capacity factor, none is set",
         lambda r: "capacity_factor=1.0",
     ),
@@ -222,6 +222,6 @@ OVERLAP = (
         "delay-wgrad-needs-ep-overlap", "stop", ("delay_wgrad", "ep_overlap"), f"{TC}:3074",
         lambda c: c.columns.delay_wgrad & ~c.columns.ep_overlap,
         lambda r: "delayed weight gradients fill the expert-parallel overlap, which is off",
-        lambda r: "ep_overlap=true",
+        lambda r: "delay_wgrad=false",
     ),
 )  # fmt: skip

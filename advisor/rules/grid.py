@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from advisor.rules.rule import ARG, MPC, NEVER, PS, TC, Case, Rule, always, divisors, nearest, nearest_grid
+from advisor.rules.rule import ARG, MPC, NEVER, PS, TC, Case, Row, Rule, always, divisors, nearest, nearest_grid
 from advisor.spec.layout import Array
 from advisor.spec.model import (
     CompressedAttention,
@@ -61,6 +61,34 @@ def indivisible(counts: Iterable[int], by: Array) -> Array:
 
 def _common(counts: Iterable[int]) -> list[int]:
     return divisors(int(np.gcd.reduce(list(counts))))
+
+
+def _tp_sizes(row: Row) -> list[int]:
+    """What tp can be: heads, widths and the sequence divide by it, and the grid fits the world if it can.
+
+    A configuration may leave sizes open: counts of 0 and a sequence of 1 bound nothing.
+    """
+    model, x = row.model, row.layout
+    tokens = row.workload.seq_len // x.cp if x.sp and row.workload.seq_len > 1 else 0
+    split = (*attention_heads(model), *_mamba_heads(model), *dense_widths(model), tokens)
+    sizes = _common([*split, *(part.shared_ffn for part in expert_parts(model))]) or divisors(row.cluster.gpus)
+    sizes = [n for n in sizes if all(n % kv == 0 or kv % n == 0 for kv in key_groups(model) if kv)]
+    sizes = [n for n in sizes if all(heads % (n * x.cp) == 0 for heads in _linear_heads(model))]
+    return [n for n in sizes if row.cluster.gpus % (n * x.pp * x.cp) == 0] or sizes
+
+
+def _cp_sizes(row: Row) -> list[int]:
+    """What cp can be above 1: each rank takes two chunks of the sequence, if that is stated."""
+    if row.workload.seq_len <= 1:
+        return divisors(row.cluster.gpus)
+    return [n for n in divisors(row.workload.seq_len) if row.workload.seq_len % (2 * n) == 0]
+
+
+def _expert_sizes(row: Row) -> dict[str, list[int]]:
+    """What ep and etp can be in this model."""
+    parts = expert_parts(row.model)
+    widths = [1] if any(part.bias for part in parts) else _common([0, *(part.ffn for part in parts)])
+    return {"ep": _common([0, *(part.experts for part in parts)]), "etp": widths}
 
 
 def _grid(case: Case) -> Array:
@@ -123,7 +151,7 @@ def _moe_sp(case: Case) -> Array:
 
 def _beyond_positions(case: Case) -> Array:
     length = case.model.position_embeddings
-    return always(0 < length < case.workload.seq_len, case.columns.mbs)
+    return always(0 < length < case.workload.seq_len)
 
 
 def _multiple(value: int, unit: int) -> int:
@@ -140,13 +168,14 @@ WORLD = (
         "world-divides-model-grid", "stop", ("tp", "pp", "cp"), f"{PS}:815-825", _grid,
         lambda r: f"{r.cluster.gpus} GPUs are no multiple of tp {r.layout.tp} x pp {r.layout.pp} x cp {r.layout.cp}"
         f" = {r.layout.tp * r.layout.pp * r.layout.cp}",
-        lambda r: nearest_grid(r.cluster.gpus, tp=r.layout.tp, pp=r.layout.pp, cp=r.layout.cp),
+        lambda r: nearest_grid(r.cluster.gpus, {"tp": _tp_sizes(r), "cp": _cp_sizes(r)},
+                               tp=r.layout.tp, pp=r.layout.pp, cp=r.layout.cp),
     ),
     Rule(
         "expert-grid-divides-world", "stop", ("etp", "ep", "pp"), f"{PS}:870-884", _expert_grid,
         lambda r: f"{r.cluster.gpus} GPUs are no multiple of etp {r.layout.etp} x ep {r.layout.ep} x pp {r.layout.pp}"
         f" = {r.layout.etp * r.layout.ep * r.layout.pp}",
-        lambda r: nearest_grid(r.cluster.gpus, ep=r.layout.ep, etp=r.layout.etp, pp=r.layout.pp),
+        lambda r: nearest_grid(r.cluster.gpus, _expert_sizes(r), ep=r.layout.ep, etp=r.layout.etp, pp=r.layout.pp),
     ),
     Rule(
         "pp-inside-needs-equal-dp", "stop", ("tp", "cp", "ep", "etp", "pp"), f"{PS}:898-902", _pp_inside,
@@ -162,27 +191,27 @@ SHAPES = (
         "heads-divide-by-tp", "stop", ("tp",), f"{TC}:1446",
         lambda c: indivisible(attention_heads(c.model), c.columns.tp),
         lambda r: f"{_tp_message('attention heads', attention_heads(r.model))} tp {r.layout.tp}",
-        lambda r: nearest("tp", r.layout.tp, _common(attention_heads(r.model))),
+        lambda r: nearest("tp", r.layout.tp, _tp_sizes(r)),
     ),
     Rule(
         "kv-groups-multiple-or-divisor", "stop", ("tp",), f"{TC}:1461", _groups,
         lambda r: f"{', '.join(map(str, key_groups(r.model)))} key-value groups are neither a multiple nor a divisor"
         f" of tp {r.layout.tp}",
-        lambda r: nearest("tp", r.layout.tp, _common(key_groups(r.model))),
+        lambda r: nearest("tp", r.layout.tp, _tp_sizes(r)),
     ),
     Rule(
         "linear-heads-divide-by-tp-cp", "stop", ("tp", "cp"), f"{TC}:1500-1509",
         lambda c: indivisible(_linear_heads(c.model), c.columns.tp * c.columns.cp),
         lambda r: f"{_tp_message('linear-attention heads', _linear_heads(r.model))}"
         f" tp {r.layout.tp} x cp {r.layout.cp}",
-        lambda r: nearest("tp", r.layout.tp, _common([h // r.layout.cp for h in _linear_heads(r.model)]), "cp=1"),
+        lambda r: nearest("tp", r.layout.tp, _tp_sizes(r), "cp=1"),
         versions=">=0.17 (0.16 has no context parallelism here)",
     ),
     Rule(
         "mamba-heads-divide-by-tp", "stop", ("tp",), "ML:megatron/core/ssm/mamba_mixer.py:260-268",
         lambda c: indivisible(_mamba_heads(c.model), c.columns.tp),
         lambda r: f"{_tp_message('mamba heads and groups', _mamba_heads(r.model))} tp {r.layout.tp}",
-        lambda r: nearest("tp", r.layout.tp, _common(_mamba_heads(r.model))),
+        lambda r: nearest("tp", r.layout.tp, _tp_sizes(r)),
     ),
     Rule(
         "mamba-heads-divide-by-cp", "stop", ("tp", "cp"), "ML:megatron/core/ssm/mamba_context_parallel.py:106-130",
@@ -194,14 +223,14 @@ SHAPES = (
         "ffn-divides-by-tp", "stop", ("tp",), "ML:megatron/core/utils.py:590-599",
         lambda c: indivisible(dense_widths(c.model), c.columns.tp),
         lambda r: f"{_tp_message('dense feed-forward widths', dense_widths(r.model))} tp {r.layout.tp}",
-        lambda r: nearest("tp", r.layout.tp, _common(dense_widths(r.model))),
+        lambda r: nearest("tp", r.layout.tp, _tp_sizes(r)),
     ),
     Rule(
         "shared-ffn-divides-by-tp", "stop", ("tp",), "ML:megatron/core/utils.py:590-599",
         lambda c: indivisible([e.shared_ffn for e in expert_parts(c.model)], c.columns.tp),
         lambda r: f"{_tp_message('shared-expert widths', [e.shared_ffn for e in expert_parts(r.model)])}"
         f" tp {r.layout.tp}",
-        lambda r: nearest("tp", r.layout.tp, _common([e.shared_ffn for e in expert_parts(r.model)])),
+        lambda r: nearest("tp", r.layout.tp, _tp_sizes(r)),
     ),
     Rule(
         "expert-ffn-divides-by-etp", "stop", ("etp",), "ML:megatron/core/utils.py:590-599",
@@ -225,10 +254,10 @@ SHAPES = (
         lambda c: c.columns.sp & (c.workload.seq_len // c.columns.cp % c.columns.tp != 0),
         lambda r: f"{r.workload.seq_len} tokens over cp {r.layout.cp} leave {r.workload.seq_len // r.layout.cp},"
         f" which does not divide by tp {r.layout.tp}",
-        lambda r: nearest("tp", r.layout.tp, divisors(r.workload.seq_len // r.layout.cp)),
+        lambda r: nearest("tp", r.layout.tp, _tp_sizes(r)),
     ),
     Rule(
-        "learned-positions-cover-sequence", "stop", ("mbs",), f"{ARG}:1335-1357",
+        "learned-positions-cover-sequence", "stop", (), f"{ARG}:1335-1357",
         _beyond_positions,
         lambda r: f"the position table has {r.model.position_embeddings} entries, the sequence"
         f" {r.workload.seq_len} tokens",

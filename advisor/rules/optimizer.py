@@ -108,8 +108,8 @@ OPTIMIZER = (
         targets=("megatron-lm",),
     ),
     Rule(
-        "fp8-params-need-fp8", "stop", ("mbs",), "ML:megatron/core/transformer/transformer_config.py:1560-1575",
-        lambda c: always(c.workload.fp8_params and not c.workload.precision.quantised, c.columns.mbs),
+        "fp8-params-need-fp8", "stop", (), "ML:megatron/core/transformer/transformer_config.py:1560-1575",
+        lambda c: always(c.workload.fp8_params and not c.workload.precision.quantised),
         lambda r: f"fp8 parameters need a quantised precision, not {r.workload.precision.name}",
         lambda r: "precision=fp8-current",
     ),
@@ -153,9 +153,9 @@ def _shapes(case: Case) -> Array:
 
 PRECISION = (
     Rule(
-        "gpu-runs-precision", "stop", ("mbs",), "datasheets in presets/gpus.yaml; TE recipes check the capability",
+        "gpu-runs-precision", "stop", (), "datasheets in presets/gpus.yaml; TE recipes check the capability",
         lambda c: always(c.workload.precision.gemm not in c.cluster.gpu.peak_tflops
-                         and c.workload.precision.name != "fp32", c.columns.mbs),
+                         and c.workload.precision.name != "fp32"),
         lambda r: f"{r.workload.precision.name} needs {r.workload.precision.gemm} tensor cores, {r.cluster.gpu.name}"
         " has none",
         lambda r: "precision=" + next((p for gemm, p in (("fp8", "fp8-current"), ("bf16", "bf16"), ("fp16", "fp16"))

@@ -170,7 +170,7 @@ GRAPHS = (
     ),
     Rule(
         "full-graph-fixed-lengths", "info", ("cuda_graph",), f"{ARG}:1953-1971",
-        lambda c: _whole(c) & always(c.workload.task == "sft", c.columns.cuda_graph),
+        lambda c: _whole(c) & always(c.workload.task == "sft"),
         lambda r: "fine-tuning batches vary in length; a CUDA graph of the full iteration needs them padded",
         lambda r: "cuda_graph=none",
     ),

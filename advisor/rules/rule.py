@@ -8,10 +8,11 @@ documentation see the same objects.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -105,9 +106,9 @@ NEVER = np.zeros((), dtype=np.bool_)
 """The mask of a rule that the job cannot break, whatever its layout."""
 
 
-def always(flag: bool, column: Array) -> Array:
-    """`flag` as a mask of the shape of `column`."""
-    return np.full(column.shape, flag)
+def always(flag: bool) -> Array:
+    """`flag` as the mask of a rule about the job itself, which reads no field of a layout."""
+    return np.array(flag)
 
 
 def partial_columns(known: Mapping[str, Array], splits: tuple[PipelineSplit, ...] = ()) -> Columns:
@@ -134,15 +135,19 @@ def nearest(name: str, value: int, legal: Iterable[int], why: str = "") -> str:
     return f"{name}={best}"
 
 
-def nearest_grid(world: int, **sizes: int) -> str:
-    """Sizes closest to those given, in ratio, whose product divides `world`: "tp=4,pp=2", only what changes."""
+def nearest_grid(world: int, allowed: Mapping[str, Container[int]] = MappingProxyType({}), **sizes: int) -> str:
+    """Sizes closest to those given, in ratio, whose product divides `world`: "tp=4,pp=2", only what changes.
+
+    `allowed` names what else a size must be; 1 is always allowed.
+    """
     names = sorted(sizes)
+    values = [[n for n in divisors(world) if n == 1 or name not in allowed or n in allowed[name]] for name in names]
 
     def distance(values: tuple[int, ...]) -> tuple[float, int]:
         moved = [abs(math.log(value / max(sizes[name], 1))) for name, value in zip(names, values, strict=True)]
         return round(sum(moved), 9), sum(move > 0 for move in moved)
 
-    legal = (one for one in product(divisors(world), repeat=len(names)) if world % math.prod(one) == 0)
+    legal = (one for one in product(*values) if world % math.prod(one) == 0)
     best = min(legal, key=lambda one: (*distance(one), one))
     return ",".join(f"{name}={value}" for name, value in zip(names, best, strict=True) if value != sizes[name])
 

@@ -105,8 +105,8 @@ NOTES = (
         lambda r: nearest("ep", r.layout.ep, [n for n in divisors(r.layout.ep) if n < r.layout.ep]),
     ),
     Rule(
-        "sequence-beyond-training-length", "info", ("mbs",), "max_position_embeddings of the model's configuration",
-        lambda c: always(0 < c.model.max_position < c.workload.seq_len, c.columns.mbs),
+        "sequence-beyond-training-length", "info", (), "max_position_embeddings of the model's configuration",
+        lambda c: always(0 < c.model.max_position < c.workload.seq_len),
         lambda r: f"{r.workload.seq_len} tokens are more than the {r.model.max_position} that {r.model.name} was made"
         " for",
         lambda r: f"seq_len={r.model.max_position}",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.rules import document_lines, findings, legality, rule, rules
+from advisor.rules import document_lines, experts, findings, grid, job_findings, legality, rule, rules
 from advisor.rules.rule import Case, nearest, nearest_grid, partial_columns
 from advisor.search.stages import balanced_split
 from advisor.spec.layout import (
@@ -101,7 +101,6 @@ def test_every_rule_has_the_one_form():
     for one in rules():
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", one.id)
         assert one.severity in {"stop", "silent", "slow", "info"}
-        assert one.fields
         assert set(one.fields) <= set(COLUMN_NAMES)
         assert one.source
         assert one.targets
@@ -317,3 +316,36 @@ def test_masks_are_as_small_as_what_they_read():
     assert verdicts.masks["kv-groups-multiple-or-divisor"].shape == (3,)
     assert verdicts.masks["experts-divide-by-ep"].shape == (2, 1)
     assert verdicts.legal.shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "values", "rule_id"),
+    [
+        ("deepseek-v3", 576, {"pp": 4, "ep": 32}, "expert-grid-divides-world"),
+        ("qwen3-30b-a3b", 24, {"tp": 4, "ep": 16}, "expert-grid-divides-world"),
+        ("deepseek-v2-lite", 24, {"etp": 4, "pp": 4}, "expert-grid-divides-world"),
+        ("gpt-oss-120b", 64, {"tp": 8, "cp": 3}, "sequence-divides-by-tp"),
+        ("qwen3-next-80b-a3b", 24, {"pp": 4, "cp": 3}, "linear-heads-divide-by-tp-cp"),
+        ("gpt-oss-120b", 24, {"tp": 8, "cp": 2}, "world-divides-model-grid"),
+        ("qwen3-30b-a3b", 24, {"tp": 3, "pp": 8, "cp": 1}, "kv-groups-multiple-or-divisor"),
+    ],
+)
+def test_a_fix_breaks_no_shape_of_the_model(name, gpus, values, rule_id):
+    """The nearest grid is one that heads, widths, experts and the sequence divide by as well."""
+    cluster = make_cluster(load_system("dgx-h100"), gpus)
+    model, layout = load_model(name), layout_of(name, cluster, **values)
+    found = {one.rule: one for one in findings(model, cluster, JOB, layout, Knobs())}
+    changes = {field: int(value) for field, value in (part.split("=") for part in found[rule_id].fix.split(","))}
+    fixed = layout_of(name, cluster, **values | changes)
+    shapes = {one.id for one in (*grid.WORLD, *grid.SHAPES, *experts.SIZES) if one.severity == "stop"}
+    after = {one.rule for one in findings(model, cluster, JOB, fixed, Knobs())} & shapes
+    assert rule_id not in after
+    assert after <= set(found)
+
+
+def test_rules_about_the_job_are_asked_first():
+    assert [bool(one.fields) for one in rules()] == sorted(bool(one.fields) for one in rules())
+    a100 = make_cluster(load_system("dgx-a100-80gb"), 8)
+    job = replace(JOB, precision=PRECISIONS["fp8-current"])
+    assert [one.rule for one in job_findings(load_model("llama3-8b"), a100, job)] == ["gpu-runs-precision"]
+    assert job_findings(load_model("llama3-8b"), H100, JOB) == ()
