@@ -37,6 +37,7 @@ def plan(model: str | Path, gpus: int | Literal["auto"], **options: Unpack[PlanO
         pareto=ranking.pareto,
         families=ranking.families,
         offers=found.offers,
+        findings=found.findings,
     )
 
 

@@ -347,3 +347,12 @@ def test_a_gpu_of_unknown_capability_has_an_answer(tmp_path):
         )
     )
     assert advisor.estimate("llama3-8b", 8, system=str(tmp_path / "own.yaml"), tp=2).verdict == "fits"
+
+
+@pytest.mark.parametrize("gpus", [8, "auto"])
+def test_a_job_that_no_layout_repairs_says_so(gpus):
+    answer = advisor.plan("llama3-8b", gpus, system="dgx-a100-80gb", precision="fp8")
+    assert answer.candidates == ()
+    assert answer.rejected == {"gpu-runs-precision": answer.searched}
+    assert answer.request.cluster.gpus <= 8
+    assert [(one.rule, one.fix) for one in answer.findings] == [("gpu-runs-precision", "precision=bf16")]

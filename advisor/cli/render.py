@@ -186,7 +186,7 @@ def _text(document: Document, form: Format, stream: TextIO | None) -> str:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Records as csv in full precision: nested names joined by dots, empty cells for null."""
+    """Records as csv in full precision: nested names joined by dots, empty cells for null, JSON where rows nest."""
     flat = [dict(_flat(row)) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
     out = io.StringIO()
@@ -201,7 +201,8 @@ def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
         elif isinstance(value, list | tuple):
-            yield f"{prefix}{name}", "+".join(map(str, value))
+            nested = any(isinstance(one, Mapping) for one in value)
+            yield f"{prefix}{name}", json.dumps(value, default=str) if nested else "+".join(map(str, value))
         else:
             yield f"{prefix}{name}", value
 

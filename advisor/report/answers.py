@@ -24,7 +24,8 @@ class Plan:
     `searched` counts row x knob combinations, `feasible` those that are legal and within the budget, `rejected` the
     others by rule id (`memory-<term>` names the term that broke the budget). `baseline` is the vendor's recipe
     `baseline_name` where one is published. `pareto` holds the layouts that no other beats in both time and memory,
-    `families` the best layout of each kind of parallelism, `offers` what knobs outside the default search would bring.
+    `families` the best layout of each kind of parallelism, `offers` what knobs outside the default search would bring,
+    `findings` the rules that the job breaks whatever its layout.
     """
 
     request: Request
@@ -37,6 +38,7 @@ class Plan:
     pareto: tuple[Candidate, ...] = ()
     families: tuple[Candidate, ...] = ()
     offers: tuple[Offer, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     @property
     def best(self) -> Candidate | None:

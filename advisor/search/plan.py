@@ -13,6 +13,7 @@ import numpy as np
 
 from advisor.cost.params import total_params
 from advisor.errors import InputError
+from advisor.rules import job_findings
 from advisor.search.baseline import vendor_baseline
 from advisor.search.offers import offers, search_allowed
 from advisor.search.options import PlanOptions
@@ -20,7 +21,7 @@ from advisor.search.request import Request, resolve
 from advisor.search.solve import Found, Ranking, ranking
 from advisor.search.sources import Setting, merge
 from advisor.spec.hardware import System
-from advisor.spec.plan import Candidate, Offer
+from advisor.spec.plan import Candidate, Finding, Offer
 
 FEWEST_PARAM_BYTES = 2.0
 MOST_GPUS = 1 << 14
@@ -30,13 +31,14 @@ STEPS_PER_DOUBLING = 8
 
 @dataclass(frozen=True, slots=True)
 class FoundPlan:
-    """Everything a plan says."""
+    """Everything a plan says; `findings` are what no layout of the job can repair."""
 
     request: Request
     ranking: Ranking
     baseline: Candidate | None
     baseline_name: str
     offers: tuple[Offer, ...]
+    findings: tuple[Finding, ...] = ()
 
 
 def plan_settings(model: str | Path, gpus: object, options: PlanOptions) -> dict[str, Setting]:
@@ -58,7 +60,9 @@ def find_plan(model: str | Path, gpus: int | Literal["auto"], options: PlanOptio
             raise InputError("a throughput target needs gpus=auto", "leave out target_tokens_per_s, or gpus=auto")
         found = search_allowed(resolve(settings))
     baseline, name = vendor_baseline(found.request)
-    return FoundPlan(found.request, ranking(found), baseline, name, offers(found))
+    request = found.request
+    broken = job_findings(request.model, request.cluster, request.workload)
+    return FoundPlan(request, ranking(found), baseline, name, offers(found), broken)
 
 
 def _counts(system: System, fewest: int) -> Iterator[int]:
@@ -78,9 +82,10 @@ def _fewest(settings: Mapping[str, Setting]) -> Found:
 
     A count is skipped when weights alone (2 bytes per parameter, spread over all GPUs) cannot fit, or when even 80 % of
     the peak of all GPUs would not reach the target. The search gives up, with an empty answer, when four
-    times the GPUs brought nothing, neither a smaller need nor a higher rate.
+    times the GPUs brought nothing, neither a smaller need nor a higher rate, and at once where no layout can be legal.
     """
     node = resolve({**settings, "gpus": Setting(_one_node(settings), "auto")})
+    hopeless = bool(job_findings(node.model, node.cluster, node.workload))
     target = node.target_tokens_per_s
     floor = math.ceil(total_params(node.model) * FEWEST_PARAM_BYTES / node.budget_bytes)
     tried: list[tuple[int, Found]] = []
@@ -92,7 +97,7 @@ def _fewest(settings: Mapping[str, Setting]) -> Found:
         if len(found.best) and (target is None or _rate(found) >= target):
             return found
         tried.append((count, found))
-        if any(count >= 4 * before and not _progress(old, found) for before, old in tried):
+        if hopeless or any(count >= 4 * before and not _progress(old, found) for before, old in tried):
             break
     if not tried:
         raise InputError(f"{node.model.name} does not fit {MOST_GPUS} GPUs of {node.cluster.system.name}")

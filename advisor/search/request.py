@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from advisor.search.sources import Setting
 from advisor.search.values import choice, headroom_bytes, pairs, real, switch, whole, words
 from advisor.spec.hardware import Cluster
 from advisor.spec.load.model import load_model
-from advisor.spec.load.system import load_system, make_cluster
+from advisor.spec.load.system import load_system, make_cluster, system_names
 from advisor.spec.model import Model
 from advisor.spec.precision import ALIASES, PRECISIONS, Precision
 from advisor.spec.workload import Workload
@@ -157,10 +158,12 @@ def resolve(
     settings["precision"] = Setting(precision.name, settings["precision"].origin, note)
     cluster = make_request_cluster(settings, settings["system"].value, settings["gpus"].value)
     asked = settings["system"].value
-    alias = f"{asked} is an alias of {cluster.system.name}" if str(asked) != cluster.system.name else ""
     # A file keeps its path, so that a plan can be read back.
-    named = str(asked) if str(asked).endswith((".yaml", ".yml")) else cluster.system.name
-    settings["system"] = Setting(named, settings["system"].origin, alias)
+    is_file = str(asked) not in system_names() and Path(str(asked)).expanduser().is_file()
+    named = str(asked) if is_file else cluster.system.name
+    other = f"{asked} is an alias of {named}" if str(asked) != named else ""
+    note = f"describes {cluster.system.name}" if is_file else other
+    settings["system"] = Setting(named, settings["system"].origin, note)
     settings["gpus"] = Setting(cluster.gpus, settings["gpus"].origin, settings["gpus"].note)
     work = make_workload(settings, precision, workload)
     settings["seq_len"] = Setting(work.seq_len, settings["seq_len"].origin)

@@ -25,7 +25,10 @@ DOCUMENT = Document(
         Bars("memory", "GiB", 80.0, (("weights", 20.0, "datasheet"), ("free", 60.0, "left"))),
     ),
     RECORD,
-    [{"rank": 1, "layout": {"tp": 2}, "recompute": ["moe_act", "mlp"], "none": None}, {"rank": 2, "extra": 0.1}],
+    [
+        {"rank": 1, "layout": {"tp": 2}, "recompute": ["moe_act", "mlp"], "none": None},
+        {"rank": 2, "extra": 0.1, "stages": [{"a": 1}]},
+    ],
     ("next: advisor why",),
 )
 
@@ -58,8 +61,9 @@ def test_json_never_has_nan(capsys):
 
 def test_csv_is_flat_and_in_full(capsys):
     rows = list(csv.DictReader(io.StringIO(show(capsys, form="csv").out)))
-    assert rows[0] == {"rank": "1", "layout.tp": "2", "recompute": "moe_act+mlp", "none": "", "extra": ""}
+    assert rows[0] == {"rank": "1", "layout.tp": "2", "recompute": "moe_act+mlp", "none": "", "extra": "", "stages": ""}
     assert rows[1]["extra"] == "0.1"
+    assert json.loads(rows[1]["stages"]) == [{"a": 1}]
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,23 @@ def test_the_suggested_command_can_be_pasted(cli):
     assert json.loads(ran.out)["candidate"]["layout"]["gbs"] > 0
 
 
+@pytest.mark.parametrize(
+    ("asked", "suggested"),
+    [
+        (
+            "--gpus 8 --fix pp=3 --headroom 4GiB --allow grad-bf16",
+            "--gpus auto --fix pp=3 --headroom 4GiB --allow grad-bf16",
+        ),
+        ("--gpus 8,16 --system h200 --gbs fixed --top 1", "--gpus 16 --system dgx-h200 --top 1 --gbs 128"),
+        ("--gpus 8,16 --gbs 256", "--gpus 16 --gbs 512"),
+    ],
+)
+def test_the_suggested_plan_is_of_the_same_job(cli, asked, suggested):
+    said = cli(*shlex.split(f"plan --model llama3-8b {asked}")).err.splitlines()[0]
+    words, wanted = (shlex.split(text) for text in (said, f"next: advisor plan --model llama3-8b {suggested}"))
+    assert sorted(words) == sorted(wanted)
+
+
 def test_a_model_from_megatron_arguments_is_in_no_suggested_command(cli):
     script = Path(__file__).parent.parent / "spec" / "data" / "train_llama3.sh"
     ran = cli("estimate", "--megatron-args", str(script), "--gpus", "8", "--usable-gib", "20")

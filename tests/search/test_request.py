@@ -184,3 +184,10 @@ def test_plain_values():
     for broken in ("maybe", 2, None):
         with pytest.raises(InputError):
             switch("x", broken)
+
+
+def test_a_system_file_keeps_its_path(nowhere):
+    (nowhere / "own.yaml").write_text("{gpu: h100, gpus_per_node: 8, nic_gbps_per_gpu: 200, name: mine}")
+    for path in ("own.yaml", str(nowhere / "own.yaml")):
+        system = resolve(_given(system=path)).settings["system"]
+        assert (system.value, system.note) == (path, "describes mine")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Container
 from typing import Literal
 
 from advisor.cli.pages.parts import SEARCH_SETTINGS
@@ -47,19 +48,19 @@ def one_layout(verb: str, request: Request, candidate: Candidate) -> str:
     return shlex.join(words)
 
 
-def plan_on(request: Request, gpus: int | Literal["auto"]) -> str:
-    """`advisor plan` for the same job on another number of GPUs."""
-    words = _job("plan", request)
+def plan_on(request: Request, gpus: int | Literal["auto"], gbs: int | None = None) -> str:
+    """`advisor plan` for the same job on another number of GPUs, with a batch of `gbs` where that is given."""
+    words = _job("plan", request, {"model", "gpus", *(["gbs"] if gbs else [])})
     words[words.index("--gpus") + 1] = str(gpus)
-    return shlex.join(words)
+    return shlex.join([*words, "--gbs", str(gbs)] if gbs else words)
 
 
-def _job(verb: str, request: Request) -> list[str]:
+def _job(verb: str, request: Request, without: Container[str] = OWN_WORDS) -> list[str]:
     """Model, GPUs and every setting that somebody gave."""
     settings = request.settings
     words = ["advisor", verb, "--model", str(settings["model"].value), "--gpus", str(request.cluster.gpus)]
     for name, setting in settings.items():
-        if name in OWN_WORDS or setting.origin != "flag":
+        if name in without or setting.origin != "flag":
             continue
         flag = f"--{name.replace('_', '-')}"
         if str(setting.value) in {"True", "False"}:

@@ -51,6 +51,7 @@ def _blocks(plan: Plan, verbose: bool) -> Iterator[Block]:
     yield from rejected_lines(plan.rejected)
     if best is None:
         yield Line("nothing fits", "bad")
+        yield from findings_table(plan.findings)
         yield from _baseline_alone(plan)
         yield from _offers(plan)
         return
@@ -101,6 +102,8 @@ def _offers(plan: Plan) -> Iterator[Block]:
 
 
 def _hints(plan: Plan) -> tuple[str, ...]:
+    if plan.findings:
+        return (f"fix: {', '.join(one.fix for one in plan.findings)}",)
     if plan.best is None:
         offers = [one.allow for one in plan.offers if one.candidate is not None]
         allowed = (f"or let it change the mathematics: --allow {offers[0]}",) if offers else ()

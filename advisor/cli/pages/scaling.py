@@ -31,8 +31,8 @@ COLUMNS = (
 def scaling_document(scaling: Scaling) -> Document:
     """A scaling curve for people, and its record for machines."""
     record = scaling.to_dict()
-    fitting = [point.gpus for point in scaling.points if point.candidate]
-    hints = (f"next: {command_lines.plan_on(scaling.request, fitting[-1])}",) if fitting else ()
+    fitting = [point for point in scaling.points if point.candidate]
+    hints = (f"next: {command_lines.plan_on(scaling.request, fitting[-1].gpus, fitting[-1].gbs)}",) if fitting else ()
     return Document(tuple(_blocks(scaling)), record, record["points"], hints)
 
 
