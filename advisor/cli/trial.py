@@ -48,9 +48,9 @@ def command(
 
     output = render.Output(form, None, quiet, verbose)
     drive, rules = drive_of(options), rules_of(options)
-    trials = read_trials(plan_path(plan), top, drive, proxy_layers)
+    trials, left_out = read_trials(plan_path(plan), top, drive, proxy_layers)
     if dry_run:
-        render.show(dry_document(trials, rules, Path(out)), output)
+        render.show(dry_document(trials, left_out, rules, Path(out)), output)
         return EXIT_OK
     require_stack(trials, drive)
     follower = Follower(quiet)
@@ -58,6 +58,6 @@ def command(
         ran = list(run_trials(trials, Store(plan_path(out)), rules, follower))
     finally:
         follower.close()
-    render.show(trial_document(ran, Path(out)), output)
+    render.show(trial_document(ran, left_out, Path(out)), output)
     records = [one.record for one in ran if one.record is not None]
     return EXIT_OK if records and all(record["inside"] for record in records) else EXIT_NEGATIVE

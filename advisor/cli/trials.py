@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,7 @@ def drive_of(options: dict[str, Any]) -> Drive:
     return Drive(device=device, **{name: options.pop(name) for name in names})
 
 
-def require_stack(trials: list[Trial], drive: Drive) -> None:
+def require_stack(trials: Sequence[Trial], drive: Drive) -> None:
     """Refuse what this host cannot run: packages that are missing, more ranks than it has room for."""
     missing = [name for name in NEEDED if not _present(name)]
     if missing:

@@ -79,22 +79,22 @@ def _overrun(ended: Ended, folder: Path, ranks: tuple[Mapping[str, Any], ...]) -
 def _crash(ended: Ended, folder: Path, ranks: tuple[Mapping[str, Any], ...]) -> Outcome:
     found = _diagnosis(folder)
     told = [rank for rank in ranks if rank["outcome"] == "crash"]
+    rank = found.first_failing_rank if found is not None else None
+    if rank is None and len(told) == 1:
+        rank = told[0]["rank"]
     if found is not None and found.found:
-        rank = found.first_failing_rank
         lines = tuple(line.text for line in found.evidence)[:MOST_LINES]
         failure = Failure(found.cause_id, rank, found.exit_code, f"{found.title}: {found.reason}", lines, found.fix)
         return Outcome("oom" if found.cause_id in OF_MEMORY else "crash", failure, ranks)
-    rank = found.first_failing_rank if found is not None else None
-    if rank is None and told:
-        rank = told[0]["rank"]
     words = next((str(one["message"]) for one in told if one["rank"] == rank), "a rank ended")
     code = found.exit_code if found is not None and found.exit_code is not None else ended.exit_code
     return Outcome("crash", Failure("crash", rank, code, words, _tail(folder, rank or 0)), ranks)
 
 
 def _diagnosis(folder: Path) -> Diagnosis | None:
+    logs = [folder / "stderr", *sorted(folder.glob("logs/*/attempt_0/*/std*.log"))]
     try:
-        return diagnose([str(folder / name) for name in ("stderr", "logs") if (folder / name).exists()])
+        return diagnose([str(path) for path in logs if path.exists() and path.stat().st_size])
     except InputError:
         return None
 

@@ -70,12 +70,25 @@ def make_trial(source: str, request: Request, candidate: Candidate, drive: Drive
     return Trial(source, request, candidate, run_request, run, layers, make_job(run_request, run, drive))
 
 
-def read_trials(plan: Path, top: int, drive: Drive, proxy_layers: int | None) -> list[Trial]:
-    """Trials of the best `top` candidates of a plan's JSON (fewer where it holds fewer), or of an estimate's layout.
+def read_trials(
+    plan: Path, top: int, drive: Drive, proxy_layers: int | None
+) -> tuple[tuple[Trial, ...], tuple[str, ...]]:
+    """Trials of the best `top` candidates of a plan's JSON that can run, and why better ones were left out.
 
-    Raises InputError for a file that is no plan and for a layout that the worker cannot run.
+    A plan may hold fewer, an estimate holds one. Raises InputError for a file that is no plan, or when none can run.
     """
     best = read_plan(plan)
     held = len(json.loads(plan.read_text(encoding="utf-8")).get("candidates", [None]))
-    found = [best, *(read_plan(plan, rank) for rank in range(2, min(top, held) + 1))]
-    return [make_trial(str(plan), one.request, one.candidate, drive, proxy_layers) for one in found]
+    trials: list[Trial] = []
+    left_out: list[str] = []
+    for rank in range(1, held + 1):
+        one = best if rank == 1 else read_plan(plan, rank)
+        try:
+            trials.append(make_trial(str(plan), one.request, one.candidate, drive, proxy_layers))
+        except InputError as problem:
+            left_out.append(f"candidate {rank}: {problem.message}")
+            if len(left_out) == held:
+                raise
+        if len(trials) == top:
+            break
+    return tuple(trials), tuple(left_out)

@@ -17,16 +17,26 @@ from advisor.units import gib
 LONGEST_LINE = 200
 
 
-def trial_document(ran: Sequence[Ran], folder: Path) -> Document:
+def trial_document(ran: Sequence[Ran], left_out: Sequence[str], folder: Path) -> Document:
     """Records of trials for people and machines, and what to do next."""
     records = [one.record for one in ran if one.record is not None]
     left = [one.trial.name for one in ran if one.record is None]
-    blocks = tuple(_blocks(ran, records, left))
-    record = {"schema_version": 1, "folder": str(folder), "trials": records, "not_run": left}
+    blocks = (*_blocks(ran, records, left), *_left_out(left_out))
+    record = {
+        "schema_version": 1,
+        "folder": str(folder),
+        "trials": records,
+        "not_run": left,
+        "left_out": list(left_out),
+    }
     hints = ["advisor trace TRIAL_FOLDER/traces shows where the time of a step goes"] if records else []
     if left:
         hints.append("--resume runs what is left and keeps what is measured")
     return Document(blocks, record, [_row(one) for one in records], tuple(hints))
+
+
+def _left_out(left_out: Sequence[str]) -> Iterator[Block]:
+    yield from (Line(f"left out: {words}", "dim") for words in left_out)
 
 
 def _blocks(ran: Sequence[Ran], records: Sequence[Mapping[str, Any]], left: Sequence[str]) -> Iterator[Block]:
@@ -136,7 +146,7 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def dry_document(trials: Sequence[Trial], rules: Rules, folder: Path) -> Document:
+def dry_document(trials: Sequence[Trial], left_out: Sequence[str], rules: Rules, folder: Path) -> Document:
     """What would be run: the command of every trial and how long its steps are predicted to take."""
     rows = [_plan_row(trial, rules, folder) for trial in trials]
     columns = (Column("trial", "name"), Column("ranks"), Column("steps"), Column("predicted s"))
@@ -152,8 +162,8 @@ def dry_document(trials: Sequence[Trial], rules: Rules, folder: Path) -> Documen
         Line(f"stands in: {words}", "dim")
         for words in dict.fromkeys(words for trial in trials for words in trial.job["stand_ins"])
     )
-    record = {"schema_version": 1, "dry_run": True, "trials": rows}
-    return Document((table, *lines, *stands), record, [{**row, "job": None} for row in rows])
+    record = {"schema_version": 1, "dry_run": True, "trials": rows, "left_out": list(left_out)}
+    return Document((table, *lines, *stands, *_left_out(left_out)), record, [{**row, "job": None} for row in rows])
 
 
 def _plan_row(trial: Trial, rules: Rules, folder: Path) -> dict[str, Any]:

@@ -1,0 +1,72 @@
+"""Records survive: lines cut off, several writers, attempts beside each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from advisor.errors import InputError
+from advisor.trial.store import LINES, Store
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_records_come_back_in_order_and_the_newest_counts(tmp_path):
+    store = Store(tmp_path / "trials")
+    for key, value in (("a", 1), ("b", 2), ("a", 3)):
+        store.append({"key": key, "value": value})
+    assert [one["value"] for one in store.records()] == [1, 2, 3]
+    assert store.finished()["a"]["value"] == 3
+
+
+def test_a_line_cut_off_loses_only_itself(tmp_path):
+    store = Store(tmp_path)
+    store.append({"key": "a"})
+    with (tmp_path / LINES).open("a") as file:
+        file.write('{"key": "b", "val')
+    store.append({"key": "c"})
+    assert [one["key"] for one in store.records()] == ["a", "c"]
+
+
+def test_nan_never_reaches_the_file(tmp_path):
+    store = Store(tmp_path)
+    with pytest.raises(ValueError, match="JSON"):
+        store.append({"key": "a", "loss": float("nan")})
+    assert store.records() == []
+
+
+def test_attempts_are_numbered(tmp_path):
+    store = Store(tmp_path)
+    assert [store.attempt("tp2").name for _ in range(3)] == ["1", "2", "3"]
+
+
+def test_writers_beside_each_other_and_killed_ones_leave_whole_lines(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from advisor.trial.store import Store; store = Store(Path(sys.argv[1]));"
+        "[store.append({'key': f'{sys.argv[2]}-{n}', 'pad': 'x' * 5000}) for n in range(100_000)]"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name], cwd=ROOT) for name in "ab"]
+    lines = tmp_path / LINES
+    while not lines.exists() or lines.stat().st_size < 200_000:
+        assert all(writer.poll() is None for writer in writers)
+    for writer in writers:
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+    whole = lines.read_text().splitlines()
+    for line in whole[:-1]:
+        assert set(json.loads(line)) == {"key", "pad"}
+    for name in "ab":
+        numbers = [int(one["key"][2:]) for one in Store(tmp_path).records() if one["key"].startswith(name)]
+        assert numbers == list(range(len(numbers)))
+
+
+def test_a_folder_that_cannot_be_made_is_an_input_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file"):
+        Store(tmp_path / "file" / "trials")
