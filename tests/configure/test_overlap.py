@@ -10,7 +10,7 @@ import pytest
 
 from advisor.configure.answer import by_hand, overlap_answer
 from advisor.configure.job import Job
-from advisor.configure.overlap import BUCKET_PARAMETERS, resolve
+from advisor.configure.overlap import resolve
 from advisor.configure.resolved import Asked, asked_of
 from advisor.errors import InputError
 from advisor.spec.layout import CpComm, CudaGraph, Dispatcher, Knobs, Layout
@@ -32,6 +32,7 @@ def job(model: str = "llama3-70b", system: str = "dgx-h100", knobs: Knobs | None
     return Job(load_model(model), cluster, Workload(seq_len=4096), layout, knobs or Knobs())
 
 
+BUCKET_PARAMETERS = 134_217_728
 # Rows that were read off CommOverlapConfig.setup() of megatron-bridge 0.3.1 and 0.6.2.
 MEASURED = [
     ({"tp": 4, "pp": 4, "vpp": 2, "dp": 2}, True, (True, False), BUCKET_PARAMETERS, True, True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -25,6 +26,10 @@ from tests.real import te_stub
 REASON = "megatron.bridge is not installed: make test-bridge"
 # Importing one recipe imports all of them, those of vision models with their data loaders included.
 NOT_NEEDED = ("megatron.energon", "qwen_vl_utils")
+try:
+    VERSION = ".".join(importlib.metadata.version("megatron-bridge").split(".")[:2])
+except importlib.metadata.PackageNotFoundError:
+    VERSION = ""
 TRITON_USER = "megatron.core.inference.contexts.attention_context.triton.tensor_ops"
 
 
@@ -32,7 +37,8 @@ def require_bridge() -> None:
     """Skip the module where Bridge is absent; make it importable where it is. Nothing is patched when it is absent."""
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.bridge") is None:
         pytest.skip(REASON, allow_module_level=True)
-    te_stub.install(*te_stub.NAMES, *NOT_NEEDED)
+    stood_in = (*te_stub.NAMES, *NOT_NEEDED)
+    te_stub.install(*stood_in if importlib.util.find_spec("triton") or VERSION == "0.3" else (*stood_in, "triton"))
     sys.modules.setdefault(TRITON_USER, MagicMock())
 
 
@@ -106,10 +112,13 @@ def container(subject: Subject, facts: Facts) -> Any:
     optimizer, scheduler = distributed_fused_adam_with_cosine_annealing(
         lr_warmup_iters=10, lr_decay_iters=None, max_lr=3e-4, min_lr=3e-5
     )
+    evaluation = {"eval_interval": 500, "eval_iters": 10}
+    apart = hasattr(config, "ValidationConfig")
+    in_train: dict[str, Any] = {} if apart else evaluation
+    beside: dict[str, Any] = {"validation": config.ValidationConfig(**evaluation)} if apart else {}
     return config.ConfigContainer(
         model=kind(**arguments),
-        train=config.TrainingConfig(train_iters=1000, eval_interval=500, eval_iters=10, global_batch_size=32,
-                                    micro_batch_size=2),
+        train=config.TrainingConfig(train_iters=1000, global_batch_size=32, micro_batch_size=2, **in_train),
         optimizer=optimizer,
         scheduler=scheduler,
         ddp=config.DistributedDataParallelConfig(check_for_nan_in_grad=True, use_distributed_optimizer=True),

@@ -22,11 +22,10 @@ from advisor.export.subject import Subject, recipe, subject
 from advisor.export.targets import export
 from advisor.export.words import Code
 from tests.export.plans import GOLDEN, golden_chosen, random_plans
-from tests.real.bridge_stack import container, differing, held_by, on_gpus, require_bridge
+from tests.real.bridge_stack import VERSION, container, differing, held_by, on_gpus, require_bridge
 
 require_bridge()
 pytestmark = pytest.mark.bridge
-VERSION = "0.3"
 RANDOM = 60
 # finalize() turns the text into the object it describes.
 BECOMES_AN_OBJECT = {"model.pipeline_model_parallel_layout", "model.virtual_pipeline_model_parallel_size"}
@@ -184,7 +183,7 @@ def test_a_generated_buffer_configuration_is_taken(tmp_path: Path) -> None:
 def test_async_save_follows_the_version_map(tmp_path: Path) -> None:
     chosen = golden_chosen("llama3-70b", tmp_path)
     made = subject(chosen, "bridge", VERSION)
-    for checkpoint_format in ("torch_dist", "fsdp_dtensor", "zarr"):
+    for checkpoint_format in ("torch_dist", "zarr"):
         cfg = run_snippet(export(chosen, "bridge", VERSION)["bridge_config.py"]).configure(
             container(made, facts_of(chosen))
         )

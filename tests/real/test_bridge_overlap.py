@@ -17,7 +17,15 @@ from advisor.spec.load.model import load_model
 from advisor.spec.load.system import load_system, make_cluster
 from advisor.spec.precision import PRECISIONS
 from tests.configure.jobs import job_for_preset, random_asked, random_job
-from tests.real.bridge_stack import bare_provider, comm_overlap, differing, on_gpus, plain_gemms, require_bridge
+from tests.real.bridge_stack import (
+    VERSION,
+    bare_provider,
+    comm_overlap,
+    differing,
+    on_gpus,
+    plain_gemms,
+    require_bridge,
+)
 
 require_bridge()
 pytestmark = pytest.mark.bridge
@@ -57,7 +65,7 @@ def set_up(job: Job, asked: Asked) -> Any:
 def test_resolution_equals_setup(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = np.random.default_rng(seed)
     job = random_job(numbers)
-    asked = random_asked(numbers)
+    asked = replace(random_asked(numbers), target=VERSION)
     monkeypatch.setattr(comm_overlap(), "HAVE_TE", asked.transformer_engine is not None)
     said = resolve(job, asked)
     refused = [one for one in said.stopped if one.stopped_by == "bridge"]
@@ -98,11 +106,11 @@ def test_no_preset_is_missing() -> None:
 def test_every_preset_is_found_for_its_own_shape_and_set_up(name: str) -> None:
     job = job_for_preset(name)
     said = resolve(
-        job, Asked(tp_comm_overlap=True, target="0.3"), lora=bool(preset("userbuffers.yaml")["presets"][name]["lora"])
+        job, Asked(tp_comm_overlap=True, target=VERSION), lora=bool(preset("userbuffers.yaml")["presets"][name]["lora"])
     )
     assert (said.buffers.match, said.buffers.name) == ("exact", name)
     with on_gpus(job):
-        held = set_up(job, Asked(tp_comm_overlap=True, tp_comm_overlap_cfg=name, target="0.3"))
+        held = set_up(job, Asked(tp_comm_overlap=True, tp_comm_overlap_cfg=name, target=VERSION))
     assert differing(said, held, NOT_BY_SETUP) == {}
 
 
