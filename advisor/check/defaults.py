@@ -17,6 +17,11 @@ from advisor.spec.load.megatron.arguments import by_dest
 _TYPO = 0.9
 # Sections that no recipe fills: their defaults hold wherever nothing is stated.
 _ALWAYS = ("ft", "nvrx_straggler", "straggler", "inprocess_restart", "rerun_state_machine", "profiling", "comm_overlap")
+# Classes whose defaults are those of the table; other providers set what describes their model.
+_PLAIN_MODELS = ("GPTModelProvider", "TransformerConfig", "MLATransformerConfig", "GPTModelConfig", "MLAModelProvider")
+_RUNTIME = ("tensor_model", "pipeline_model", "virtual_pipeline", "context_parallel", "expert_model", "expert_tensor",
+            "sequence_parallel", "recompute", "cuda_graph", "cpu_offloading", "fine_grained", "num_layers_in",
+            "account_for")  # fmt: skip
 _OPEN = ("dataset", "peft", "logger", "tokenizer", "tensor_inspect", "optimizer_config_override_provider")
 
 
@@ -45,6 +50,8 @@ def bridge_defaults(setup: Setup) -> dict[str, Any]:
             usual = {f"{section}.{name}": row["default"] for name, row in names.items() if "default" in row}
             if section == "rerun_state_machine" and built is None and setup.facts.get("recipe"):
                 usual.pop("rerun_state_machine.check_for_nan_in_loss", None)
+            if section == "model" and built is not None and built.value not in _PLAIN_MODELS:
+                usual = {key: value for key, value in usual.items() if key.removeprefix("model.").startswith(_RUNTIME)}
             found |= usual
     for key in ("grad_reduce_in_fp32", "fp8_param_gather"):
         found.pop(f"ddp.{key}", None)
@@ -72,6 +79,8 @@ def _bridge(setup: Setup) -> None:
     text = name.value if name is not None else None
     if isinstance(text, str) and "mixed_precision.grad_reduce_in_fp32" not in setup.values and "_mixed" in text:
         setup.base.setdefault("mixed_precision.grad_reduce_in_fp32", True)
+        if "fp8" not in text and "fp4" not in text:
+            setup.base.setdefault("mixed_precision.fp8_param_gather", False)
     if isinstance(text, str) and "fp16" in text:
         setup.base.setdefault("model.fp16", True)
     elif isinstance(text, str) and "bf16" in text:

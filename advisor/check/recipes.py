@@ -81,7 +81,8 @@ def model_values(name: str) -> dict[str, Any]:
     values: dict[str, Any] = {"num_layers": model.num_layers, "hidden_size": model.hidden}
     values["num_moe_experts"] = max((part.experts for part in parts), default=None)
     values["moe_ffn_hidden_size"] = max((part.ffn for part in parts), default=None)
-    values["multi_latent_attention"] = model.has_mla
+    if model.has_mla:
+        values["multi_latent_attention"] = True
     for key, counts in (
         ("num_attention_heads", attention_heads(model)), ("num_query_groups", key_groups(model)),
         ("ffn_hidden_size", dense_widths(model)),

@@ -251,7 +251,8 @@ class Follower:
             return self.functions[short] if self.functions[short] is not None else UNKNOWN
         if short == "apply_flex_dispatcher_backend":
             backend = arguments[1] if len(arguments) > 1 else keywords.get("moe_flex_dispatcher_backend", (None, 0))[0]
-            self.reading.know("flex_helper", "None" if backend is None else str(backend), node.lineno)
+            if backend is not UNKNOWN:
+                self.reading.know("flex_helper", "None" if backend is None else str(backend), node.lineno)
         if short in ("init_process_group", "timedelta"):
             return self._timeout(short, keywords)
         if short in ("Script", "Partial") and name.startswith("run."):
@@ -385,3 +386,5 @@ def _imports(follower: Follower, tree: ast.Module) -> None:
             modules.append(node.module)
         if any(module.split(".")[0] == "nemo_run" for module in modules):
             follower.reading.know("nemo_run", True, getattr(node, "lineno", 0))
+        if any(module.split(".")[0] == "megatron" for module in modules):
+            follower.reading.know("imports_megatron")

@@ -91,7 +91,8 @@ def _slow_overlap(c: Setup) -> bool:
 
 def _lost_etp(c: Setup) -> bool:
     many = c.n("experts") > 1 or not c.known("experts")
-    return c.tp > 1 and c.ep > 1 and many and c.number("etp") is None and c.fact("bare_layout") is None
+    stated = c.framework != "bridge" or c.given("etp")
+    return c.tp > 1 and c.ep > 1 and many and c.number("etp") is None and c.fact("bare_layout") is None and stated
 
 
 SIZES = (
@@ -99,6 +100,12 @@ SIZES = (
          "__post_init__", _lost_etp,
          "expert_tensor_parallel_size is not set and becomes TP {tp}, not 1: experts are split {etp} ways",
          "expert_tensor_parallel_size=1 for fine-grained experts"),
+    rule("etp-by-version", "info", "grid", "bridge", "MB:src/megatron/bridge/models/transformer_config.py (0.6.2); "
+         "ML:megatron/core/model_parallel_config.py",
+         lambda c: (c.tp > 1 and c.ep > 1 and not c.known("etp")) or (c.tp > 1 and c.ep > 1 and not c.given("etp")
+                                                                   and c.number("etp") is None),
+         "expert_tensor_parallel_size is not set: 1 in Bridge 0.6, TP {tp} in Bridge 0.3 and in Megatron-Core",
+         "state expert_tensor_parallel_size=1"),
     rule("etp-follows-tp-note", "info", "grid", "mcore", "ML:megatron/core/model_parallel_config.py __post_init__",
          lambda c: c.fact("bare_layout") is not None and c.tp > 1 and c.ep > 1 and c.number("etp") is None,
          "ETP is not stated: Megatron-Core takes TP {tp}", "state --etp 1 where that is meant"),

@@ -245,7 +245,8 @@ DATASETS = (
          and not _padded(c),
          "pad_cu_seqlens needs pad_to_max_length", "dataset.pad_to_max_length=true"),
     rule("packing-with-graphs", "stop", "transformer", "bridge", f"{CFG} (4); {SKILLS} (cg-07)",
-         lambda c: _packs(c) and graph(c) in ("full_iteration", "transformer_engine") and (
+         lambda c: _packs(c) and graph(c) in ("full_iteration", "transformer_engine")
+         and (c.known("dataset.pad_to_max_length") or not c.fact("imports_megatron")) and (
              not _padded(c) or (captures(c, "attn") and not c.on("dataset.offline_packing_specs.pad_cu_seqlens")
                                 and not c.on("dataset.packed_sequence_specs.pad_cu_seqlens"))),
          "offline packing with CUDA graphs needs pad_to_max_length, and pad_cu_seqlens where attention is captured",

@@ -75,15 +75,12 @@ def _precision_wins(c: Setup) -> Hit | None:
         return None
     for key in PRECISION_OWNED:
         mine, theirs = c.stated(f"ddp.{key}"), c.get(f"mixed_precision.{key}")
-        if c.given(f"ddp.{key}") and mine != theirs and not (theirs is None and mine == _usual_precision(c, key)):
+        if theirs is None and key == "grad_reduce_in_fp32" and c.fact("recipe") and not c.has("mixed_precision"):
+            theirs = True
+        if c.given(f"ddp.{key}") and theirs is not None and mine != theirs:
             text = f"ddp.{key}={mine} is overwritten by mixed_precision"
             return Hit(text + (f" ({theirs})" if theirs is not None else ""), f"set mixed_precision.{key}")
     return None
-
-
-def _usual_precision(c: Setup, key: str) -> object:
-    """What the named recipes (`bf16_mixed` and its fp8 companions) put into a field."""
-    return key == "grad_reduce_in_fp32"
 
 
 def _p2p_both(c: Setup) -> bool:

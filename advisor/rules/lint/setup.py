@@ -147,8 +147,10 @@ class Setup:
 
     @property
     def etp(self) -> int:
-        """Expert-tensor-parallel size: TP where it is not set and there are experts."""
-        return self.size("etp") if self.number("etp") is not None else self.tp
+        """Expert-tensor-parallel size: TP where it is not set, but 1 in Bridge with expert parallelism (since 0.6)."""
+        if self.number("etp") is not None:
+            return self.size("etp")
+        return 1 if self.framework == "bridge" and self.ep > 1 and not self.given("etp") else self.tp
 
     @property
     def dp(self) -> int | None:
