@@ -177,7 +177,8 @@ GRID = (
          "a size below 1", "use 1 or more"),
     rule("sp-needs-tp", "stop", "grid", "bridge mcore", f"{MPC} __post_init__",
          lambda c: c.on("sp") and c.given("sp") and c.one("tp"),
-         "sequence parallelism needs TP > 1, TP is {tp} (Bridge 0.3 refuses it, 0.6 switches it off)", "switch sequence_parallel off, or raise TP"),
+         "sequence parallelism needs TP > 1, TP is {tp} (Bridge 0.3 refuses it, 0.6 switches it off)",
+         "switch sequence_parallel off, or raise TP"),
     rule("sp-off-without-tp", "silent", "grid", "megatron-lm", f"{ARG} (Disabling sequence parallelism)",
          lambda c: c.on("sp") and c.one("tp"),
          "--sequence-parallel is switched off because TP is {tp}", "drop the flag, or raise TP"),
@@ -240,7 +241,8 @@ GRID = (
          "an argument that Megatron-LM has removed", "use --micro-batch-size, --lr-warmup-fraction, "
          "--tensor-model-parallel-size, --recompute-granularity"),
     rule("one-activation", "stop", "arguments", "megatron-lm", "ML:megatron/training/arguments.py "
-         "core_transformer_config_from_args", lambda c: c.on("swiglu") and (c.on("squared_relu") or c.on("quick_geglu")),
+         "core_transformer_config_from_args", lambda c: c.on("swiglu")
+         and (c.on("squared_relu") or c.on("quick_geglu")),
          "--swiglu together with another activation", "keep one"),
     rule("memory-log-interval", "stop", "arguments", "megatron-lm", ARG,
          lambda c: c.n("log_memory_interval") > 0 and c.n("log_interval") > 0
