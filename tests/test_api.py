@@ -264,6 +264,7 @@ def test_default_batch_of_an_estimate_fits_the_layout():
         (lambda: advisor.estimate("minimax-m2", 64, pp=10**6), InputError),
         (lambda: advisor.estimate("minimax-m2", 64, pp=2, pipeline_layout="Et*3|tL"), InputError),
         (lambda: advisor.estimate("minimax-m2", 64, dispatcher="pigeon"), UnknownNameError),
+        (lambda: advisor.estimate("minimax-m2", 64, context=8192), InputError),
         (lambda: advisor.estimate(None, 64), InputError),
         (lambda: advisor.estimate("minimax-m2"), InputError),
         (lambda: advisor.estimate(megatron_args="/no/such/file"), InputError),

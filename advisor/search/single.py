@@ -104,6 +104,9 @@ def single_request(
         request = resolve(found, model=job.model, workload=job.workload)
     else:
         request = resolve(found)
+    for name in ("batch", "context"):
+        if name in found and request.workload.mode == "train":
+            raise InputError(f"{name}={found[name].value} counts for serving only", "add mode=inference")
     fields = _layout_fields(found)
     if job is not None and not {"pp", "vpp", "pipeline_layout"} & {n for n, s in found.items() if s.origin == given_by}:
         fields["split"] = job.split

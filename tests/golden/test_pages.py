@@ -69,6 +69,11 @@ def test_the_suggested_plan_is_of_the_same_job(cli, asked, suggested):
     assert sorted(words) == sorted(wanted)
 
 
+def test_serving_that_does_not_fit_suggests_no_why(cli):
+    ran = cli(*shlex.split("estimate --model minimax-m2 --gpus 8 --tp 2 --ep 4 --mode inference --context 4096"))
+    assert (ran.code, ran.err) == (1, "")
+
+
 def test_a_model_from_megatron_arguments_is_in_no_suggested_command(cli):
     script = Path(__file__).parent.parent / "spec" / "data" / "train_llama3.sh"
     ran = cli("estimate", "--megatron-args", str(script), "--gpus", "8", "--usable-gib", "20")

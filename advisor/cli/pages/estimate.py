@@ -83,6 +83,7 @@ def _moments(found: Candidate) -> Iterator[Block]:
 
 def _hints(estimate: Estimate) -> tuple[str, ...]:
     named = estimate.request.settings["model"].origin != "megatron arguments"
-    if estimate.candidate is None or estimate.verdict == "fits" or not named:
+    trains = estimate.request.workload.mode == "train"
+    if estimate.candidate is None or estimate.verdict == "fits" or not named or not trains:
         return ()
     return (f"next: {command_lines.one_layout('why', estimate.request, estimate.candidate)}",)
