@@ -50,22 +50,16 @@ def _verbs(group: click.Group, before: tuple[str, ...]) -> Iterator[tuple[str, .
 
 
 def accuracy() -> None:
-    """Put the errors of predicted step times over the published runs into the page, and the order inside sweeps."""
-    from advisor.fit.runs import published_runs
-    from advisor.fit.validate import predict, summary, sweeps
+    """Put the errors of predicted steps over the published runs into the page."""
+    from accuracy_tables import page
 
-    runs, skipped = published_runs()
-    rows = [predict(run) for run in runs]
-    cog.outl(f"\n{sum(row.run.scored for row in rows)} of {len(runs) + len(skipped)} published runs are scored.\n")
-    cog.outl("| runs | n | median error % | 90th percentile % | bias % | inside the 80 % interval % |")
-    cog.outl("| --- | --: | --: | --: | --: | --: |")
-    for group, found in summary(rows).items():
-        cog.outl(
-            f"| {group} | {found.n} | {found.median_abs_error_pct:.1f} | {found.p90_abs_error_pct:.1f}"
-            f" | {found.bias_pct:+.1f} | {found.interval_coverage_pct:.0f} |"
-        )
-    cog.outl("\n| sweep | n | Kendall tau | best of our first three above the sweep's best % |")
-    cog.outl("| --- | --: | --: | --: |")
-    for one in sweeps(rows):
-        cog.outl(f"| {one.key} | {one.n} | {one.kendall_tau:.2f} | {one.top3_regret_pct:.1f} |")
-    cog.outl()
+    for line in page():
+        cog.outl(line)
+
+
+def accuracy_in_short() -> None:
+    """Put one line per group into the page."""
+    from accuracy_tables import in_short
+
+    for line in in_short():
+        cog.outl(line)

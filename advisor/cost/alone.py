@@ -22,5 +22,6 @@ def alone(profile: Profile) -> Profile:
     coefficients = dict(profile.coefficients)
     share = coefficients["memory_share"]
     coefficients["memory_share"] = replace(share, value=min(share.value * memory_gain, 0.95))
-    coefficients["host_sync_s"] = replace(coefficients["host_sync_s"], value=0.0)
+    for name in ("host_sync_s", "host_sync_quantised_s"):
+        coefficients[name] = replace(coefficients[name], value=0.0)
     return replace(profile, gemm=MappingProxyType(gemm), coefficients=MappingProxyType(coefficients))

@@ -19,7 +19,10 @@ from advisor.cost.params import LayerParams, StageParams, layer_params
 from advisor.cost.setting import Setting
 from advisor.spec.layout import Array, CpComm, Fsdp
 from advisor.spec.model import DeltaNet, DenseMlp, ExpertMlp, GroupedQueryAttention, LatentAttention, Layer, Mamba
+from advisor.units import gbs_to_bps
 
+HOST_ADAM_BYTES = 28.0
+"""Adam in fp32 on the host: gradient, weight and two moments read, weight and two moments written."""
 PARALLELISMS = ("tp", "cp", "pp", "dp", "ep")
 
 
@@ -50,8 +53,10 @@ def _shares(share: Array | float, forward: Array, backward: Array) -> Exchange:
 
 
 def _tp_share(setting: Setting) -> Array:
+    """With user buffers a share; without, two of the five transfers of a region run beside gradients, if at all."""
     value = setting.profile.value
-    return np.where(setting.columns.tp_overlap, value("tp_exposed_overlap"), value("tp_exposed"))
+    plain = value("tp_exposed") if setting.workload.tp_async else 1.0
+    return np.where(setting.columns.tp_overlap, value("tp_exposed_overlap"), plain)
 
 
 def _region(setting: Setting, width_in: float, width_out: float) -> tuple[Array, Array]:
@@ -236,14 +241,31 @@ def step_tail(held: StageParams, setting: Setting) -> Exchange:
     return Exchange(forward, backward, exposed)
 
 
+def straggler_s(works_s: Array, setting: Setting) -> Array:
+    """Seconds in which a rank that works `works_s` per step waits for the slowest of all: a share per doubling of GPUs.
+
+    Clocks and hosts vary; whatever is synchronised runs at the pace of the slowest rank, the expected extreme of which
+    grows with the logarithm of their number. Weak scaling of public runs shows it, number formats below bf16 more.
+    """
+    quantised = setting.workload.precision.quantised
+    share = setting.profile.value("straggler_share_quantised" if quantised else "straggler_share")
+    out: Array = share * np.log2(setting.cluster.gpus) * works_s
+    return out
+
+
 def optimizer_s(held: StageParams, setting: Setting) -> Array:
-    """Seconds of the optimizer step over the local shard: bytes over the memory rate, host memory where offloaded."""
+    """Seconds of the optimizer step over the local shard.
+
+    On the GPU bytes over the memory rate. The offloaded share is updated by the CPU, which moves `HOST_ADAM_BYTES` per
+    parameter through this rank's part of the host memory; gradients come and weights go over the link to the host.
+    """
     columns, profile = setting.columns, setting.profile
     sharded = columns.distributed_optimizer
     dense = held.dense / np.where(sharded, columns.dp * columns.cp / columns.optimizer_instances, 1)
     expert = held.expert / np.where(sharded, columns.edp, 1)
-    moved = profile.value("optimizer_bytes_per_param") * (dense + expert)
-    link = setting.cluster.gpu.pcie_uni_gbs * 1e9
+    on_gpu = profile.value("optimizer_bytes_per_param") / profile.memory_Bps
+    link = gbs_to_bps(setting.cluster.gpu.pcie_uni_gbs)
+    on_host = HOST_ADAM_BYTES / profile.value("host_memory_Bps") + (columns.grad_bytes + BF16_BYTES) / link
     offloaded = columns.optimizer_offload
-    out: Array = moved * ((1 - offloaded) / profile.memory_Bps + offloaded / link)
+    out: Array = (dense + expert) * ((1 - offloaded) * on_gpu + offloaded * on_host)
     return out

@@ -28,6 +28,9 @@ from advisor.spec.model import (
 from advisor.spec.precision import PRECISIONS, Precision
 from advisor.spec.workload import Workload
 
+SCORE_PASSES, TORCH_SCORE_PASSES = (5.0, 6.0), (13.0, 16.0)
+"""Passes of 2 bytes over the score matrix, forward and backward: products and one softmax kernel, or products, scaling,
+mask, cast to fp32, softmax and cast back."""
 UNQUANTISED_PARTS = frozenset({"router", "indexer"})
 
 
@@ -98,6 +101,13 @@ def _accumulate_bytes(local: LocalGemm, experts: Array, columns: Columns) -> Arr
     return out
 
 
+def _accumulate_Bps(workload: Workload, profile: Profile) -> float:
+    """Bandwidth of adding weight gradients up: a long stream of its own, or in the epilogue of the product."""
+    if workload.grad_accumulation_fused:
+        return profile.memory_Bps
+    return profile.gpu.hbm_Bps * profile.value("accumulate_share")
+
+
 def _quantise(local: LocalGemm, workload: Workload, profile: Profile) -> Pass:
     """Casting inputs in the forward and output gradients in the backward pass (row- and column-wise copies)."""
     if not workload.precision.quantised or local.gemm.part in UNQUANTISED_PARTS:
@@ -128,7 +138,8 @@ def _attention(layer: Layer, model: Model, workload: Workload, columns: Columns,
         heads = mixer.heads / columns.tp
         scores = workload.seq_len**2 * columns.mbs * heads / columns.cp
         extra = scores * BF16_BYTES / profile.memory_Bps
-        return Pass(seconds + 5 * extra, backward + 6 * extra)
+        passes = SCORE_PASSES if workload.softmax_fused else TORCH_SCORE_PASSES
+        return Pass(seconds + passes[0] * extra, backward + passes[1] * extra)
     return Pass(seconds, backward)
 
 
@@ -184,9 +195,8 @@ def layer_kernels(layer: Layer, model: Model, workload: Workload, columns: Colum
         gemm=gemm,
         attention=attention,
         experts=experts,
-        memory_bound=_seconds(
-            moved.norms + moved.mixer + moved.activation + moved.routing + Pass(ZERO, accumulated), profile
-        ),
+        memory_bound=_seconds(moved.norms + moved.mixer + moved.activation + moved.routing, profile)
+        + Pass(ZERO, accumulated / _accumulate_Bps(workload, profile)),
         recurrence=_recurrence(layer, model, workload, columns, profile),
         quantise=quantise,
         shared=shared,
@@ -236,11 +246,13 @@ def host_s(layer: Layer, columns: Columns, profile: Profile) -> Array:
 def sync_s(layer: Layer, workload: Workload, columns: Columns, profile: Profile) -> Array:
     """Seconds in which the GPU waits because the host must read the token counts of a layer before it goes on.
 
-    Neither with a graph of the whole iteration nor when every expert gets a fixed number of tokens.
+    Neither with a graph of the whole iteration nor when every expert gets a fixed number of tokens. Experts in FP8
+    or FP4 have several more kernels to launch behind it, for casts and padding.
     """
     if not isinstance(layer.mlp, ExpertMlp) or workload.pad_to_capacity:
         return ZERO
-    return np.where(columns.cuda_graph == CudaGraph.full_iteration, 0.0, profile.value("host_sync_s"))
+    waits = profile.value("host_sync_quantised_s" if workload.precision.quantised else "host_sync_s")
+    return np.where(columns.cuda_graph == CudaGraph.full_iteration, 0.0, waits)
 
 
 def head_kernels(model: Model, workload: Workload, padded_vocab: Array, columns: Columns, profile: Profile) -> Pass:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from advisor.spec.layout import Array, Columns
+from advisor.spec.layout import Array, Columns, CudaGraph
 
 
 def slowest(stages: Sequence[Array]) -> Array:
@@ -32,6 +32,17 @@ def fill_and_drain_s(mean_stage_s: Array, columns: Columns, share: float) -> Arr
 def steady_s(slowest_stage_s: Array, columns: Columns) -> Array:
     """Seconds in which the slowest rank works: one forward and backward per microbatch."""
     out: Array = columns.num_microbatches * slowest_stage_s
+    return out
+
+
+def chunk_passes(columns: Columns) -> Array:
+    """Forward and backward passes of model chunks that the host of a rank walks through in a step, one by one.
+
+    0 without a pipeline, and under a graph of the whole iteration. Each pays for message handles, freeing of outputs,
+    an autograd graph and hooks of parameter buckets (ML:megatron/core/pipeline_parallel/schedules.py:1100-1900).
+    """
+    walked = (columns.pp > 1) & (columns.cuda_graph != CudaGraph.full_iteration)
+    out: Array = np.where(walked, 2.0 * columns.num_microbatches * columns.vpp, 0.0)
     return out
 
 

@@ -43,13 +43,17 @@ _KINDS: tuple[Kind, ...] = ("datasheet", "measured", "fitted", "assumed")
 
 @dataclass(frozen=True, slots=True)
 class Coefficient:
-    """A number of a time formula: its value, the bounds a fit may move it in, its kind and its source."""
+    """A number of a time formula: its value, the bounds a fit may move it in, its kind and its source.
+
+    `start` is what a fit begins from and is pulled to: what is known without the training runs it is fitted on.
+    """
 
     value: float
     low: float
     high: float
     kind: Kind
     source: str
+    start: float = float("nan")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,6 +154,11 @@ def load_profile(gpu: str | Gpu) -> Profile:
 _CACHE: list[tuple[Gpu, Profile]] = []
 
 
+def forget() -> None:
+    """Read profiles anew when they are asked for next: their files have changed."""
+    _CACHE.clear()
+
+
 def _read(gpu: Gpu) -> Profile:
     default_path = data.find("profiles", "fitted/default.yaml")
     if default_path is None:
@@ -178,10 +187,11 @@ def _read(gpu: Gpu) -> Profile:
 
 
 def _coefficient(name: str, entry: Any, where: str) -> Coefficient:
-    """One entry {value, low, high, kind, source} of a YAML file; `low` and `high` default to the value."""
+    """One entry {value, start, low, high, kind, source} of a YAML file; missing numbers default to the value."""
     fields = Fields(entry if isinstance(entry, dict) else {}, f"{name}.")
     value = fields.number("value", -1e30, 1e30)
     low, high = fields.number("low", -1e30, 1e30, value), fields.number("high", -1e30, 1e30, value)
+    start = fields.number("start", low, high, value)
     kind = fields.choice("kind", _KINDS, "assumed")
     source = fields.text("source")
     if not low <= value <= high:
@@ -189,11 +199,13 @@ def _coefficient(name: str, entry: Any, where: str) -> Coefficient:
     fields.ignore("what")
     fields.refuse_unknown()
     fields.finish(f"profile {where}")
-    return Coefficient(value, low, high, kind, source)  # type: ignore[arg-type]
+    return Coefficient(value, low, high, kind, source, start)  # type: ignore[arg-type]
 
 
 def _scaled(one: Coefficient, factor: float) -> Coefficient:
-    return Coefficient(one.value * factor, one.low * factor, one.high * factor, one.kind, one.source)
+    return Coefficient(
+        one.value * factor, one.low * factor, one.high * factor, one.kind, one.source, one.start * factor
+    )
 
 
 def _assumed_gemm(gpu: Gpu, share: Coefficient) -> dict[str, Coefficient]:

@@ -11,11 +11,20 @@ import numpy as np
 
 from advisor.cost.elementwise import ZERO
 from advisor.cost.flops import Gemm, LocalGemm, model_flops_per_token, module_layers, rank_tokens
-from advisor.cost.hiding import PARALLELISMS, Exchange, head_traffic, layer_traffic, optimizer_s, p2p_s, step_tail
+from advisor.cost.hiding import (
+    PARALLELISMS,
+    Exchange,
+    head_traffic,
+    layer_traffic,
+    optimizer_s,
+    p2p_s,
+    step_tail,
+    straggler_s,
+)
 from advisor.cost.interval import interval
 from advisor.cost.kernels import dense_gemm, head_kernels, host_s, layer_kernels, sync_s
 from advisor.cost.params import padded_vocab, stage_params
-from advisor.cost.pipeline import fill_and_drain_s, p2p_exposed, slowest, steady_s
+from advisor.cost.pipeline import chunk_passes, fill_and_drain_s, p2p_exposed, slowest, steady_s
 from advisor.cost.placement import spans
 from advisor.cost.profile import Profile
 from advisor.cost.recompute import recompute_s
@@ -139,7 +148,9 @@ def _parts(job: Setting) -> _Parts:
     message = p2p_s(job)
     once: Seconds = {
         "bubble": fill_and_drain_s(everything / job.columns.pp, job.columns, job.profile.value("bubble_factor")),
-        "host": np.asarray(job.profile.value("step_constant_s")),
+        "host": job.profile.value("step_constant_s")
+        + job.profile.value("chunk_overhead_s") * chunk_passes(job.columns),
+        "exposed_dp": straggler_s(job.columns.num_microbatches * everything / job.columns.pp, job),
         "exposed_pp": messages * message,
         "hidden_pp": behind * message,
     }
@@ -150,6 +161,18 @@ def setting_of(model: Model, cluster: Cluster, workload: Workload, columns: Colu
     """The arguments bundled with what several formulae need: padded vocabulary and where groups lie."""
     vocab = padded_vocab(model, workload, columns)
     return Setting(model, cluster, workload, columns, profile, spans(cluster, columns), vocab)
+
+
+def step_seconds(job: Setting) -> Array:
+    """Seconds of one step for every entry of the table of `job`, in its full broadcast shape."""
+    parts = _parts(job)
+    kinds = [total(kind) for kind in parts.kinds]
+    head, module = total(parts.head), total(parts.module)
+    slowest_s = slowest([
+        steady_s(_weighted(stage, kinds, head, module), job.columns) + total(tail)
+        for stage, tail in zip(parts.stages, parts.tails, strict=True)
+    ])  # fmt: skip
+    return np.broadcast_to(slowest_s + total(parts.once), job.columns.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,14 +189,7 @@ def step(model: Model, cluster: Cluster, workload: Workload, columns: Columns, p
     step = m x slowest stage + its share of the data-parallel tail and the optimizer + filling and draining + p2p +
     a constant. `step_s` is float64 of shape `columns.shape`; `detail(i)` takes a flat index into it.
     """
-    parts = _parts(setting_of(model, cluster, workload, columns, profile))
-    kinds = [total(kind) for kind in parts.kinds]
-    head, module = total(parts.head), total(parts.module)
-    slowest_s = slowest([
-        steady_s(_weighted(stage, kinds, head, module), columns) + total(tail)
-        for stage, tail in zip(parts.stages, parts.tails, strict=True)
-    ])  # fmt: skip
-    step_s = np.broadcast_to(slowest_s + total(parts.once), columns.shape)
+    step_s = step_seconds(setting_of(model, cluster, workload, columns, profile))
 
     def detail(index: int) -> StepEstimate:
         row = columns.pick(np.array([index]))

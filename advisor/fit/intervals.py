@@ -7,28 +7,47 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from advisor.cost.interval import error_class
+from advisor.cost.interval import error_class, widening
 from advisor.cost.profile import load_profile
+from advisor.fit.committed import stacks
 from advisor.fit.runs import Run
-from advisor.spec.layout import Array
+from advisor.spec.layout import Array, table
 
 LEVEL = 0.8
-FEWEST = 12
+FEWEST = 8
 """Runs a class needs before its own quantiles count."""
+RECIPE = frozenset({"recompute", "dispatcher", "cuda_graph", "routing"})
+
+
+def interval_class(run: Run) -> str:
+    """Class of a run's interval: its stack where it has one of its own."""
+    return (
+        run.group
+        if run.group in stacks()
+        else error_class(run.model, load_profile(run.cluster.gpu), run.workload.precision)
+    )
+
+
+def unstated(run: Run) -> bool:
+    """Whether parts of the recipe that decide the speed of a mixture of experts are assumed."""
+    return run.model.is_moe and not RECIPE.isdisjoint(run.assumed)
 
 
 def quantiles(runs: Sequence[Run], errors: Array) -> dict[str, dict[str, float]]:
     """Per class the `LEVEL` interval of measured / predicted as {"low", "high", "n"}.
 
-    `errors` are predicted / measured - 1 with the run's model left out of the fit, one per run.
+    `errors` are predicted / measured - 1 with the run's model left out of the fit, one per run; their absolute value,
+    over what widens the interval of the run, is at most q in `LEVEL` of the runs, so measured / predicted lies
+    between 1 / (1 + q) and 1 / (1 - q). q is at least 1 %.
     """
-    ratios: Mapping[str, list[float]] = defaultdict(list)
+    sizes: Mapping[str, list[float]] = defaultdict(list)
     for run, error in zip(runs, errors, strict=True):
-        ratios[error_class(run.model, load_profile(run.cluster.gpu))].append(1 / (1 + float(error)))
+        columns = table([run.layout], [run.knobs])
+        wide = widening(run.workload, run.model, run.cluster, columns, unstated(run))
+        sizes[interval_class(run)].append(abs(float(error)) / wide)
     out = {}
-    for name, found in sorted(ratios.items()):
+    for name, found in sorted(sizes.items()):
         if len(found) >= FEWEST:
-            low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-            out[name] = {"low": round(float(min(low, 0.99)), 3), "high": round(float(max(high, 1.01)), 3)}
-            out[name]["n"] = len(found)
+            q = min(max(float(np.quantile(found, LEVEL)), 0.01), 0.5)
+            out[name] = {"low": round(1 / (1 + q), 3), "high": round(1 / (1 - q), 3), "n": len(found)}
     return out

@@ -17,10 +17,11 @@ from typing import Any
 from advisor import data
 from advisor.cost.flops import model_flops_per_token
 from advisor.cost.params import padded_vocab
+from advisor.cost.profile import load_profile
 from advisor.errors import AdvisorError, InputError
 from advisor.search.stages import balanced_split, even_split, parse_layout_string
 from advisor.spec.hardware import Cluster
-from advisor.spec.layout import CudaGraph, Dispatcher, Fsdp, Knobs, Layout, table
+from advisor.spec.layout import RECOMPUTE_MODULES, CudaGraph, Dispatcher, Fsdp, Knobs, Layout, table
 from advisor.spec.load.fields import read_yaml_mapping
 from advisor.spec.load.model import load_model
 from advisor.spec.load.system import load_system, make_cluster
@@ -32,7 +33,9 @@ from advisor.units import tflops_to_flops
 
 PUBLISHED = "runs/published_runs.csv"
 DEFAULTS = "runs/defaults.yaml"
-RECIPE_COLUMNS = ("recompute", "dispatcher", "cuda_graph", "ep_overlap", "mbs", "vpp")
+NEEDED = ("model", "system", "gpus", "precision", "seq_len", "gbs", "tp", "pp")
+OWN = "own"
+"""Group of rows that name none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ class Skipped:
     id: str
     line: int
     reason: str
+    group: str = ""
+    model: str = ""
 
 
 def published_runs() -> tuple[list[Run], list[Skipped]]:
@@ -82,21 +87,50 @@ def published_runs() -> tuple[list[Run], list[Skipped]]:
 
 
 def read_runs(path: Path) -> tuple[list[Run], list[Skipped]]:
-    """Runs of a CSV file, and the rows that cannot be used with the reason."""
-    try:
-        with path.open(newline="", encoding="utf-8") as stream:
-            rows = list(csv.DictReader(stream))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
-    stated = [{key: (value or "").strip() for key, value in row.items() if isinstance(key, str)} for row in rows]
+    """Runs of a CSV file, and the rows that cannot be used with the reason.
+
+    InputError if the file is none: unreadable, or without the columns that a run cannot do without.
+    """
+    rows, lines = _read(path)
+    known = [] if path == data.find("profiles", PUBLISHED) else list(_published_rows())
     runs: list[Run] = []
     skipped: list[Skipped] = []
-    for line, row in enumerate(stated, start=2):
+    for line, row in zip(lines, rows, strict=True):
+        named = {**row, "id": row.get("id") or f"line {line}", "group": row.get("group") or OWN}
         try:
-            runs.append(_run(row, _filled(row, stated), path.parent))
-        except (AdvisorError, ValueError, KeyError) as error:
-            skipped.append(Skipped(row.get("id", ""), line, str(error) or type(error).__name__))
+            runs.append(_run(named, _filled(named, [*rows, *known]), path.parent))
+        except (AdvisorError, ValueError, KeyError, ArithmeticError) as error:
+            reason = str(error) or type(error).__name__
+            skipped.append(Skipped(named["id"], line, reason, named["group"], row.get("model", "")))
     return runs, skipped
+
+
+def _read(path: Path) -> tuple[list[dict[str, str]], list[int]]:
+    """Rows of a CSV file with stripped cells, and the line each of them ends on."""
+    rows: list[dict[str, str]] = []
+    lines: list[int] = []
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            reader = csv.DictReader(stream)
+            missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
+            if missing:
+                raise InputError(
+                    f"{path} is no file of runs: column {', '.join(missing)} is missing",
+                    "advisor validate --help lists the columns",
+                )
+            for row in reader:
+                rows.append({key: (value or "").strip() for key, value in row.items() if isinstance(key, str)})
+                lines.append(reader.line_num)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    return rows, lines
+
+
+@lru_cache(maxsize=1)
+def _published_rows() -> tuple[dict[str, str], ...]:
+    """Rows of the published file, whose recipes stand in for those a file of the same source leaves out."""
+    path = data.find("profiles", PUBLISHED)
+    return () if path is None else tuple(_read(path)[0])
 
 
 @lru_cache(maxsize=1)
@@ -111,7 +145,8 @@ def _matches(row: Mapping[str, str], match: Mapping[str, Any]) -> bool:
     return all(row.get(key) in (wanted if isinstance(wanted, list) else [wanted]) for key, wanted in match.items())
 
 
-def _release(name: str) -> int:
+def release_of(name: str) -> int:
+    """Number of a release by its name, year.month.patch: 100 per month or minor version, 10,000 per year or major."""
     digits = "".join(c if c.isdigit() else " " for c in name).split()
     parts = [int(part) for part in digits[:3]] + [0, 0, 0]
     return parts[0] * 10000 + parts[1] * 100 + parts[2]
@@ -125,8 +160,8 @@ def _borrowed(row: Mapping[str, str], rows: Iterable[Mapping[str, str]], columns
     ]
     if not likely or row.get("cuda_graph"):
         return {}
-    release = _release(row.get("software", ""))
-    nearest = min(likely, key=lambda other: (abs(_release(other.get("software", "")) - release), other.get("id", "")))
+    release = release_of(row.get("software", ""))
+    nearest = min(likely, key=lambda other: (abs(release_of(other.get("software", "")) - release), other.get("id", "")))
     return {key: nearest[key] for key in columns if not row.get(key) and nearest.get(key)}
 
 
@@ -136,6 +171,9 @@ def _filled(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> dict[s
     table_of = _defaults()
     if row.get("group") in table_of["borrow"]["groups"]:
         out.update(_borrowed(row, rows, table_of["borrow"]["columns"]))
+    for rule in table_of["meaning"]:
+        if _matches(row, rule["match"]):
+            out.update(rule["set"])
     for rule in table_of["rules"]:
         if _matches(row, rule["match"]):
             out.update({key: str(value) for key, value in rule["set"].items() if not out.get(key)})
@@ -161,11 +199,21 @@ def _count(row: Mapping[str, str], key: str, default: int | None = None) -> int:
     return int(number)
 
 
+def _model_path(name: str, folder: Path) -> str:
+    """A preset name as it is; a path relative to the file of runs, or to the published one."""
+    if "/" not in name:
+        return name
+    beside = folder / name
+    shipped = data.find("profiles", f"runs/{name}")
+    return str(shipped if shipped is not None and not beside.is_file() else beside)
+
+
 def _model(row: Mapping[str, str], folder: Path) -> Model:
-    name = row["model"]
-    model = load_model(str(folder / name) if "/" in name else name)
+    model = load_model(_model_path(row["model"], folder))
     if row.get("num_layers"):
         layers = _count(row, "num_layers")
+        if not 0 < layers <= model.num_layers:
+            raise InputError(f"num_layers {layers} is not between 1 and the {model.num_layers} of {row['model']}")
         model = replace(model, pattern=model.pattern[:layers])
     return model
 
@@ -184,9 +232,14 @@ def _workload(row: Mapping[str, str]) -> Workload:
         routing=routing,  # type: ignore[arg-type]
         capacity_factor=float(row["capacity_factor"]) if row.get("capacity_factor") else None,
         pad_to_capacity=routing == "token-drop",
-        attention_impl="unfused" if row["attention_impl"] == "torch" else "fused",
+        attention_impl="unfused" if row["attention_impl"] == "unfused" else "fused",
         norm_impl="unfused" if row["norm_impl"] == "unfused" else "fused",
         mtp_depth=_count(row, "mtp_layers", 0),
+        tp_async=_yes(row["tp_async"]),
+        softmax_fused=_yes(row["softmax_fused"]),
+        fp8_params=_yes(row["fp8_params"]) and precision.quantised,
+        loss_impl="gathered" if row["loss_impl"] == "gathered" else "vocab_parallel",
+        grad_accumulation_fused=_yes(row["grad_accumulation_fused"]),
         software=row.get("software", ""),
     )
 
@@ -197,14 +250,23 @@ def _graph(text: str) -> CudaGraph:
     return CudaGraph.none if text == "none" else CudaGraph.scoped
 
 
+def _dispatcher(name: str) -> Dispatcher:
+    if name not in Dispatcher.__members__:
+        raise InputError(f"dispatcher {name!r} is none of {', '.join(Dispatcher.__members__)}")
+    return Dispatcher[name]
+
+
 def _knobs(row: Mapping[str, str], model: Model) -> Knobs:
-    recompute = tuple(part for part in row["recompute"].split("+") if part not in ("none", "full"))
+    recompute = tuple(part for part in row["recompute"].split("+") if part not in ("none", "full", ""))
+    strange = [part for part in recompute if part not in RECOMPUTE_MODULES]
+    if strange:
+        raise InputError(f"recompute {strange[0]!r} is none of none, full, {', '.join(RECOMPUTE_MODULES)}")
     moe = model.moe
     overlap = _yes(row["overlap"])
     return Knobs(
         recompute=recompute,
         full_uniform=1 if "full" in row["recompute"].split("+") else 0,
-        dispatcher=Dispatcher[row["dispatcher"]] if moe is not None else Dispatcher.none,
+        dispatcher=_dispatcher(row["dispatcher"]) if moe is not None else Dispatcher.none,
         ep_overlap=_yes(row["ep_overlap"]) and moe is not None,
         delay_wgrad=_yes(row["delay_wgrad"]),
         fsdp=Fsdp.none if row["fsdp"] == "no" else Fsdp.optim_grads_params,
@@ -275,20 +337,35 @@ def _layout(row: Mapping[str, str], model: Model, workload: Workload, gpus: int)
     )  # fmt: skip
 
 
+def _number(row: Mapping[str, str], key: str) -> float | None:
+    """A positive number, None where the cell is empty."""
+    if not row.get(key):
+        return None
+    try:
+        number = float(row[key])
+    except ValueError:
+        raise InputError(f"{key} is {row[key]!r}, a number is needed") from None
+    if not 0 < number < float("inf"):
+        raise InputError(f"{key} is {row[key]}, a positive number is needed")
+    return number
+
+
 def _measured_step_s(row: Mapping[str, str], model: Model, workload: Workload, layout: Layout) -> float | None:
     """Step time as stated, or from tokens/s, TFLOP/s or MFU (by the FLOP formula) in this order."""
-    if row.get("step_s"):
-        return float(row["step_s"])
+    step_s, per_gpu = _number(row, "step_s"), _number(row, "tokens_per_s_per_gpu")
+    if step_s is not None:
+        return step_s
     tokens = layout.gbs * workload.seq_len / layout.gpus
-    if row.get("tokens_per_s_per_gpu"):
-        return tokens / float(row["tokens_per_s_per_gpu"])
+    if per_gpu is not None:
+        return tokens / per_gpu
+    tflops, mfu_pct, peak = (_number(row, key) for key in ("tflops_per_gpu", "mfu_pct", "mfu_peak_tflops"))
+    if tflops is None and mfu_pct is not None and peak is not None:
+        tflops = mfu_pct / 100 * peak
+    if tflops is None:
+        return None
     columns = table([layout], [Knobs()])
     flops = tokens * float(model_flops_per_token(model, workload, padded_vocab(model, workload, columns))[0])
-    if row.get("tflops_per_gpu"):
-        return flops / tflops_to_flops(float(row["tflops_per_gpu"]))
-    if row.get("mfu_pct") and row.get("mfu_peak_tflops"):
-        return flops / tflops_to_flops(float(row["mfu_pct"]) / 100 * float(row["mfu_peak_tflops"]))
-    return None
+    return flops / tflops_to_flops(tflops)
 
 
 def _run(row: Mapping[str, str], filled: Mapping[str, str], folder: Path) -> Run:
@@ -296,18 +373,20 @@ def _run(row: Mapping[str, str], filled: Mapping[str, str], folder: Path) -> Run
     workload = _workload(filled)
     gpus = _count(filled, "gpus")
     layout = _layout(filled, model, workload, gpus)
+    cluster = make_cluster(load_system(filled["system"]), gpus)
+    load_profile(cluster.gpu).gemm_rate(workload.precision)  # refuses what the GPU cannot do
     oom = _yes(filled.get("oom", ""))
     return Run(
         id=filled["id"],
         group=filled["group"],
         model_name=filled["model"],
         model=model,
-        cluster=make_cluster(load_system(filled["system"]), gpus),
+        cluster=cluster,
         workload=workload,
         layout=layout,
         knobs=_knobs(filled, model),
         step_s=None if oom else _measured_step_s(filled, model, workload, layout),
-        peak_allocated_gib=float(filled["peak_allocated_gib"]) if filled.get("peak_allocated_gib") else None,
+        peak_allocated_gib=_number(filled, "peak_allocated_gib"),
         oom=oom,
         flag=filled.get("flag", ""),
         assumed=tuple(sorted(key for key in filled if filled[key] and not row.get(key))),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from advisor.cost.profile import load_profile
-from advisor.cost.step import step
+from advisor.cost.interval import interval
+from advisor.fit.committed import LeaveOut, left_out_key, profile_of, stack_key, stacks, sweep_of
+from advisor.fit.intervals import interval_class, unstated
+from advisor.fit.memory import MemoryVerdict, memory_verdict
+from advisor.fit.predict import Jobs
 from advisor.fit.runs import Run
 from advisor.spec.layout import Array, Fsdp, table
 
@@ -25,6 +28,7 @@ class Row:
     predicted_s: float
     low_s: float
     high_s: float
+    memory: MemoryVerdict | None = None
 
     @property
     def error(self) -> float | None:
@@ -39,81 +43,25 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Errors of one group in percent: median and 90th percentile of their absolute value, median with sign."""
+    """Scores of one group in percent; None where nothing can be scored.
+
+    Errors of the step: median and 90th percentile of their absolute value, median with sign. tau is the median and the
+    regret the worst over the group's sweeps. Memory: median absolute error of the allocated peak, runs out of memory
+    that are said to fit, running ones that are said not to.
+    """
 
     n: int
-    median_abs_error_pct: float
-    p90_abs_error_pct: float
-    bias_pct: float
-    interval_coverage_pct: float
-
-
-def predict(run: Run) -> Row:
-    """Prediction and interval of one run."""
-    columns = table([run.layout], [run.knobs])
-    profile = load_profile(run.cluster.gpu)
-    detail = step(run.model, run.cluster, run.workload, columns, profile).detail(0)
-    return Row(run, detail.step_s, detail.low_s, detail.high_s)
-
-
-def with_own_factor(rows: Sequence[Row], key: Callable[[Run], str]) -> list[Row]:
-    """Rows of one custom software stack, scaled by one factor taken from the rows of the other keys.
-
-    A stack that is not NVIDIA's runs slower by a factor of its own (no fused kernels, other schedules): the median of
-    measured / predicted over the sweeps or models that are not scored. Rows without others to learn from stay.
-    """
-    out = []
-    ratios = [(key(row.run), row.run.step_s / row.predicted_s) for row in rows if row.run.scored and row.run.step_s]
-    factors = {}
-    for one in {key(row.run) for row in rows}:
-        others = [ratio for other, ratio in ratios if other != one]
-        factors[one] = float(np.median(others)) if others else 1.0
-    for row in rows:
-        by = factors[key(row.run)]
-        out.append(replace(row, predicted_s=row.predicted_s * by, low_s=row.low_s * by, high_s=row.high_s * by))
-    return out
-
-
-def groups_of(run: Run) -> tuple[str, ...]:
-    """Groups a run counts in: its own, and dense or MoE apart where a source has both.
-
-    Of moefold-t3 only rows with expert parallelism and without FSDP are scored on time; recipes of the others are not
-    stated well enough.
-    """
-    if run.group == "moefold-t3" and (run.knobs.fsdp != Fsdp.none or run.layout.ep == 1):
-        return ()
-    if run.group in ("bridge", "dgxc"):
-        return run.group, f"{run.group}-{'moe' if run.model.is_moe else 'dense'}"
-    return (run.group,)
-
-
-def summary(rows: Sequence[Row]) -> dict[str, Summary]:
-    """Errors per group over the rows that count: measured and without a flag."""
-    members: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        if row.run.scored:
-            for group in groups_of(row.run):
-                members[group].append(row)
-    return {group: _summary(found) for group, found in sorted(members.items())}
-
-
-def _summary(rows: Sequence[Row]) -> Summary:
-    errors = 100 * np.array([row.error for row in rows], dtype=np.float64)
-    return Summary(
-        n=len(rows),
-        median_abs_error_pct=float(np.median(np.abs(errors))),
-        p90_abs_error_pct=float(np.quantile(np.abs(errors), 0.9)),
-        bias_pct=float(np.median(errors)),
-        interval_coverage_pct=100 * sum(row.covered for row in rows) / len(rows),
-    )
-
-
-def kendall_tau(predicted: Array, measured: Array) -> float:
-    """Kendall's tau-b of two rankings, ties counted; nan for fewer than two rows or a constant."""
-    one = np.sign(predicted[:, None] - predicted[None, :])
-    other = np.sign(measured[:, None] - measured[None, :])
-    ties = np.sqrt((one**2).sum() * (other**2).sum())
-    return float((one * other).sum() / ties) if ties else float("nan")
+    skipped: int
+    median_abs_error_pct: float | None
+    p90_abs_error_pct: float | None
+    bias_pct: float | None
+    interval_coverage_pct: float | None
+    interval_half_width_pct: float | None
+    kendall_tau: float | None
+    top3_regret_pct: float | None
+    memory_median_abs_error_pct: float | None
+    oom_called_fits_pct: float | None
+    fits_called_oom_pct: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +74,108 @@ class Sweep:
     top3_regret_pct: float
 
 
+def predict_rows(runs: Sequence[Run], leave_out: LeaveOut = "none", with_memory: bool = True) -> list[Row]:
+    """Predictions of runs; with `leave_out`, each from coefficients fitted without its model, GPU or group."""
+
+    def key(run: Run) -> str:
+        own = f"{run.group} {stack_key(run)}" if run.group in stacks() else ""
+        return f"{own} {left_out_key(run, leave_out)}"
+
+    seconds = Jobs(runs, key).seconds(lambda run: profile_of(run, leave_out))
+    rows = []
+    for run, predicted_s in zip(runs, seconds.tolist(), strict=True):
+        columns = table([run.layout], [run.knobs])
+        profile = profile_of(run)
+        low, high = interval(
+            run.workload, run.model, run.cluster, columns, profile,
+            kind=interval_class(run), unknown=unstated(run),
+        )  # fmt: skip
+        found = memory_verdict(run) if with_memory else None
+        rows.append(Row(run, predicted_s, predicted_s * low, predicted_s * high, found))
+    return rows
+
+
+def groups_of(run: Run) -> tuple[str, ...]:
+    """Groups a run counts in: its own, and dense or MoE apart where a source has both."""
+    if run.group in ("bridge", "dgxc"):
+        return run.group, f"{run.group}-{'moe' if run.model.is_moe else 'dense'}"
+    return (run.group,)
+
+
+def timed(run: Run) -> bool:
+    """Whether a run counts in the errors of the step: measured, without a flag, with a recipe that is known.
+
+    Of moefold-t3 only rows with expert parallelism and without FSDP: recipes of the others are not stated.
+    """
+    vague = run.group == "moefold-t3" and (run.knobs.fsdp != Fsdp.none or run.layout.ep == 1)
+    return run.scored and not vague
+
+
+def summary(rows: Sequence[Row], skipped: Sequence[str] = ()) -> dict[str, Summary]:
+    """Scores per group; `skipped` are the groups of rows that could not be read. Flagged rows count nowhere."""
+    members: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        for group in groups_of(row.run):
+            members[group].append(row)
+    for group in skipped:
+        members.setdefault(group, [])
+    found = sweeps(rows)
+    return {group: _summary(group, of, found, list(skipped).count(group)) for group, of in sorted(members.items())}
+
+
+def _summary(group: str, rows: Sequence[Row], found: Sequence[Sweep], unread: int) -> Summary:
+    counted = [row for row in rows if timed(row.run)]
+    errors = 100 * np.array([row.error for row in counted], dtype=np.float64)
+    widths = np.array([(row.high_s - row.low_s) / 2 / row.predicted_s for row in counted])
+    own = [one for one in found if one.key.startswith(f"{group} ")]
+    peaks = [
+        100 * abs(row.memory.peak_allocated_gib / row.run.peak_allocated_gib - 1)
+        for row in rows if row.memory is not None and row.run.peak_allocated_gib and not row.run.flag
+    ]  # fmt: skip
+    judged = [row for row in rows if row.memory is not None and not row.run.flag]
+    failed = [row for row in judged if row.run.oom]
+    ran = [row for row in judged if row.run.step_s is not None]
+    return Summary(
+        n=len(counted),
+        skipped=unread,
+        median_abs_error_pct=_quantile(np.abs(errors), 0.5),
+        p90_abs_error_pct=_quantile(np.abs(errors), 0.9),
+        bias_pct=_quantile(errors, 0.5),
+        interval_coverage_pct=100 * sum(row.covered for row in counted) / len(counted) if counted else None,
+        interval_half_width_pct=_quantile(100 * widths, 0.5),
+        kendall_tau=_quantile(np.array([one.kendall_tau for one in own]), 0.5),
+        top3_regret_pct=max((one.top3_regret_pct for one in own), default=None),
+        memory_median_abs_error_pct=_quantile(np.array(peaks), 0.5),
+        oom_called_fits_pct=_share(failed, "fits"),
+        fits_called_oom_pct=_share(ran, "oom"),
+    )
+
+
+def _quantile(values: Array, q: float) -> float | None:
+    return float(np.quantile(values, q)) if values.size else None
+
+
+def _share(rows: Sequence[Row], verdict: str) -> float | None:
+    wrong = sum(row.memory is not None and row.memory.verdict == verdict for row in rows)
+    return 100 * wrong / len(rows) if rows else None
+
+
+def kendall_tau(predicted: Array, measured: Array) -> float:
+    """Kendall's tau-b of two rankings, ties counted; nan for fewer than two rows or a constant."""
+    one = np.sign(predicted[:, None] - predicted[None, :])
+    other = np.sign(measured[:, None] - measured[None, :])
+    ties = np.sqrt((one**2).sum() * (other**2).sum())
+    return float((one * other).sum() / ties) if ties else float("nan")
+
+
 def sweeps(rows: Sequence[Row]) -> list[Sweep]:
     """Sweeps with at least `SWEEP_SIZE` running rows of one source, model, cluster size and sequence length."""
     members: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row.run.scored:
-            run = row.run
-            members[f"{run.group} {run.model_name} {run.cluster.gpus} GPUs {run.workload.seq_len}"].append(row)
-    return [_sweep(key, found) for key, found in sorted(members.items()) if len(found) >= SWEEP_SIZE]
+            members[sweep_of(row.run)].append(row)
+    found = (_sweep(key, of) for key, of in sorted(members.items()) if len(of) >= SWEEP_SIZE)
+    return [one for one in found if not np.isnan(one.kendall_tau)]
 
 
 def _sweep(key: str, rows: Sequence[Row]) -> Sweep:
@@ -141,3 +183,63 @@ def _sweep(key: str, rows: Sequence[Row]) -> Sweep:
     measured = np.array([row.run.step_s for row in rows], dtype=np.float64)
     top = measured[np.argsort(predicted, kind="stable")[:3]].min()
     return Sweep(key, len(rows), kendall_tau(predicted, measured), float(100 * (top / measured.min() - 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Weak scaling of one series: growth of the step in percent from the fewest to the most GPUs."""
+
+    key: str
+    measured_pct: float
+    predicted_pct: float
+
+
+def weak_scaling(rows: Sequence[Row]) -> list[Growth]:
+    """Series of dgxc rows with the same model, release, precision and layout on several cluster sizes."""
+    members: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.run.scored and row.run.group == "dgxc":
+            members[_series(row.run)].append(row)
+    return [_growth(key, of) for key, of in sorted(members.items()) if len({row.run.cluster.gpus for row in of}) > 1]
+
+
+def _series(run: Run) -> str:
+    one = run.layout
+    layout = f"tp{one.tp} pp{one.pp} vpp{one.vpp} cp{one.cp} mbs{one.mbs}"
+    names = (run.model_name, f"{run.model.num_layers} layers", run.software, run.workload.precision.name, layout)
+    return " ".join(names)
+
+
+def _growth(key: str, rows: Sequence[Row]) -> Growth:
+    first, last = (pick(rows, key=lambda row: row.run.cluster.gpus) for pick in (min, max))
+    measured = (last.run.step_s or 0.0) / (first.run.step_s or 1.0)
+    return Growth(key, 100 * (measured - 1), 100 * (last.predicted_s / first.predicted_s - 1))
+
+
+def ordered_pairs(rows: Sequence[Row], group: str) -> tuple[int, int]:
+    """(pairs whose order is right, pairs) by FLOP/s per GPU inside one model of a group, unflagged rows only."""
+    right = pairs = 0
+    for one, other in _pairs([row for row in rows if row.run.group == group and row.run.scored]):
+        pairs += 1
+        measured = (one.run.step_s or 0.0) - (other.run.step_s or 0.0)
+        right += (one.predicted_s - other.predicted_s) * measured > 0
+    return right, pairs
+
+
+def _pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+    for i, one in enumerate(rows):
+        yield from ((one, other) for other in rows[i + 1 :] if other.run.model_name == one.run.model_name)
+
+
+def corrected(rows: Sequence[Row], factor: Callable[[Run], tuple[float, float] | None]) -> list[Row]:
+    """Rows with step and interval multiplied: `factor` gives (correction, share of the interval left) or None."""
+    out = []
+    for row in rows:
+        found = factor(row.run)
+        if found is None:
+            out.append(row)
+            continue
+        by, left = found
+        low, high = (row.predicted_s + left * (end - row.predicted_s) for end in (row.low_s, row.high_s))
+        out.append(replace(row, predicted_s=row.predicted_s * by, low_s=low * by, high_s=high * by))
+    return out

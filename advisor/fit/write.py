@@ -7,18 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from advisor.fit.calibrate import Dial, Fit
+from advisor.fit.calibrate import Fit
 
 _ENTRY = re.compile(r"^(?P<indent> *)(?P<name>[a-z0-9_]+): \{value: (?P<value>[^,]+), (?P<rest>.*)\}(?P<tail>.*)$")
 _SOURCE = re.compile(r'kind: (?P<kind>\w+), source: "(?P<source>[^"]*)"')
 
 
 def write_fit(fit: Fit, folder: Path, note: str) -> list[Path]:
-    """Turns every dial in the YAML files of `folder`; returns the files that changed.
+    """Writes the fitted values into the YAML files of `folder`; returns the files that changed.
 
-    Dials without GPUs change default.yaml; dials of some GPUs change or add entries in the files of these GPUs.
-    `note` goes before the source of a changed entry. Its kind becomes fitted, or assumed in the files of GPUs that
-    no run of the fit used.
+    Dials without GPUs change default.yaml, and the rates of every GPU; dials of some GPUs change or add entries in the
+    files of these. A value is its start times the factors of its dials, so writing twice changes nothing. `note` goes
+    before the source of a changed entry. Its kind becomes fitted, or assumed in the files of GPUs that no run used.
     """
     changed = []
     for path in sorted(folder.glob("*.yaml")):
@@ -33,18 +33,25 @@ def write_fit(fit: Fit, folder: Path, note: str) -> list[Path]:
 def _turned_text(text: str, stem: str, fit: Fit, folder: Path, note: str) -> str:
     kind = "fitted" if stem == "default" or stem in fit.gpus else "assumed"
     lines = text.rstrip("\n").split("\n")
+    factors: dict[str, float] = {}
+    own: dict[str, bool] = {}
     for dial, factor in zip(fit.dials, fit.factors, strict=True):
-        shared = not dial.where
-        if shared != (stem == "default") or not (shared or any(stem.startswith(part) for part in dial.where)):
+        if stem != "default" and dial.where and not stem.startswith(dial.where):
+            continue
+        if stem == "default" and dial.where:
             continue
         for name in dial.names:
-            _turn(lines, name, float(factor), (kind, note), _inherited(folder, name, dial))
+            factors[name] = factors.get(name, 1.0) * float(factor)
+            own[name] = own.get(name, False) or bool(dial.where) or name.startswith("gemm.")
+    for name, factor in factors.items():
+        if own[name] or stem == "default":
+            _turn(lines, name, factor, (kind, note), _inherited(folder, name) if stem != "default" else None)
     return "\n".join(lines) + "\n"
 
 
-def _inherited(folder: Path, name: str, dial: Dial) -> str | None:
-    """The line of default.yaml that a GPU's own entry would override, None for rates and shared dials."""
-    if not dial.where or name.startswith("gemm."):
+def _inherited(folder: Path, name: str) -> str | None:
+    """The line of default.yaml that a GPU's own entry would override, None for rates."""
+    if name.startswith("gemm."):
         return None
     text = (folder / "default.yaml").read_text(encoding="utf-8")
     return next((line for line in text.split("\n") if line.startswith(f"{name}: ")), None)
@@ -65,12 +72,15 @@ def _line(line: str, factor: float, kind: str, note: str) -> str:
     found = _ENTRY.match(line)
     if found is None:
         return line
-    low, high = (float(re.search(rf"{end}: ([^,]+),", found["rest"])[1]) for end in ("low", "high"))  # type: ignore[index]
-    value = float(np.clip(float(found["value"]) * factor, low, high))
+    numbers = {key: float(one) for key, one in re.findall(r"(start|low|high): ([^,]+),", found["rest"])}
+    start = numbers.get("start", float(found["value"]))
+    value = float(np.clip(start * factor, numbers["low"], numbers["high"]))
 
     def refitted(match: re.Match[str]) -> str:
         origin = match["source"].split("; started from: ")[-1]
         return f'kind: {kind}, source: "{note}; started from: {origin}"'
 
     rest = _SOURCE.sub(refitted, found["rest"])
+    if "start" not in numbers:
+        rest = f"start: {start:g}, {rest}"
     return f"{found['indent']}{found['name']}: {{value: {value:.4g}, {rest}}}{found['tail']}"

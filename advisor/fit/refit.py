@@ -1,0 +1,136 @@
+"""Refits everything that is committed from the published runs: `python -m advisor.fit.refit [PROFILES]`.
+
+Deterministic, and independent of what is committed already: every fit begins at the starting values. Written are the
+values in fitted/*.yaml, factors.json, intervals.yaml and runs/predictions.csv.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from advisor import data
+from advisor.cost import interval, profile
+from advisor.fit import committed
+from advisor.fit.calibrate import LeftOut, leave_out
+from advisor.fit.dials import STACK_DIALS
+from advisor.fit.intervals import interval_class, quantiles
+from advisor.fit.runs import Run, published_runs
+from advisor.fit.validate import Row, predict_rows, timed
+from advisor.fit.write import write_fit
+
+FITTED_GROUPS = ("bridge", "dgxc", "dgxc-log", "moefold-t3", "seqsel-t5", "simumax-b200")
+"""Groups that the committed coefficients are fitted on: custom A100 stacks and optimisation logs are not."""
+NOTE = "fit on profiles/runs (advisor/fit/calibrate.py)"
+_CLASS = re.compile(r"^  [a-z0-9-]+: \{low: .*kind: fitted\}\n", re.MULTILINE)
+
+
+def refit(folder: Path) -> None:
+    """Fits, with and without every model, GPU and group, and writes the files of `folder` (a profiles folder)."""
+    runs = published_runs()[0]
+    chosen = [run for run in runs if run.group in FITTED_GROUPS and timed(run)]
+    found = leave_out(
+        chosen,
+        {
+            "model": lambda run: run.model_name,
+            "gpu": lambda run: run.cluster.gpu.name,
+            "group": lambda run: run.group,
+        },
+    )
+    own = {name: _own(name, runs) for name in committed.stacks()}
+    write_fit(found.fit, folder / "fitted", NOTE)
+    record = {
+        "source": "advisor/fit/refit.py on runs/published_runs.csv: factors on the starting values, dial by dial",
+        **_record(found),
+        "stacks": {name: _record(one) for name, one in own.items()},
+    }
+    (folder / committed.FACTORS).write_text(_compact(record), encoding="utf-8")
+    _forget()
+    rows = predict_rows(runs, "model")
+    write_intervals(rows, folder / interval.QUANTILES)
+    _forget()
+    write_predictions(predict_rows(runs, "model"), folder / "runs" / "predictions.csv")
+
+
+def _own(name: str, runs: Sequence[Run]) -> LeftOut:
+    members = [run for run in runs if run.group == name and timed(run)]
+    return leave_out(members, {"own": committed.stack_key}, {}, STACK_DIALS)
+
+
+def _record(found: LeftOut) -> dict[str, Any]:
+    def short(values: Any) -> list[float]:
+        return [round(float(value), 4) for value in values]
+
+    left_out: Any = {name: {key: short(one) for key, one in of.items()} for name, of in found.factors.items()}
+    keys = [dial.key for dial in found.fit.dials]
+    return {"dials": keys, "factors": short(found.fit.factors), "left_out": left_out.get("own", left_out)}
+
+
+def _compact(record: Mapping[str, Any]) -> str:
+    """JSON with one list of numbers a line."""
+    text = json.dumps(record, indent=1)
+    return re.sub(r"\[[\d.,\s-]+\]", lambda match: re.sub(r"\s+", " ", match[0]), text) + "\n"
+
+
+def _forget() -> None:
+    """Read the files anew that were just written."""
+    profile.forget()
+    interval.forget()
+    committed.factors.cache_clear()
+
+
+def write_intervals(rows: Sequence[Row], path: Path) -> None:
+    """Puts the quantiles of left-out errors into the file, in place of the fitted ones there."""
+    counted = [row for row in rows if timed(row.run)]
+    errors = np.array([row.error for row in counted], dtype=np.float64)
+    found = quantiles([row.run for row in counted], errors)
+    lines = [
+        f"  {name}: {{low: {one['low']}, high: {one['high']}, n: {one['n']}, kind: fitted}}\n"
+        for name, one in found.items()
+    ]
+    text = _CLASS.sub("", path.read_text(encoding="utf-8"))
+    path.write_text(text.replace("classes:\n", "classes:\n" + "".join(lines)), encoding="utf-8")
+
+
+def write_predictions(rows: Sequence[Row], path: Path) -> None:
+    """One line per published run: measured, predicted without its model, interval, and what memory says."""
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(_prediction(rows[0])), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(_prediction(row) for row in rows)
+
+
+def _prediction(row: Row) -> dict[str, str]:
+    run = row.run
+    return {
+        "id": run.id,
+        "group": run.group,
+        "gpu": run.cluster.gpu.name,
+        "precision": run.workload.precision.name,
+        "class": interval_class(run),
+        "counts": "yes" if timed(run) else "no",
+        "measured_step_s": "" if run.step_s is None else f"{run.step_s:.4g}",
+        "predicted_step_s": f"{row.predicted_s:.4g}",
+        "low_s": f"{row.low_s:.4g}",
+        "high_s": f"{row.high_s:.4g}",
+        "error_pct": "" if row.error is None else f"{100 * row.error:.1f}",
+        "predicted_peak_allocated_gib": f"{row.memory.peak_allocated_gib:.2f}" if row.memory else "",
+        "verdict": row.memory.verdict if row.memory else "",
+    }
+
+
+def main() -> None:
+    """Refit the profiles of this checkout, or of the folder given."""
+    beside = data.PACKAGE_DIR.parent / "profiles"
+    refit(Path(sys.argv[1]) if len(sys.argv) > 1 else beside)
+
+
+if __name__ == "__main__":
+    main()
