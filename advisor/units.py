@@ -14,7 +14,6 @@ GIB = float(2**30)
 MIB = float(2**20)
 GB = 1e9
 TERA = 1e12
-BITS_PER_BYTE = 8
 
 
 def gib(n_bytes: T) -> T:
@@ -30,11 +29,6 @@ def from_gib(n_gib: float) -> float:
 def gbs_to_bps(gigabytes_per_second: float) -> float:
     """GB/s (1e9 bytes) to bytes per second."""
     return gigabytes_per_second * GB
-
-
-def gbits_to_bps(gigabits_per_second: float) -> float:
-    """Gb/s, as network cards are sold, to bytes per second."""
-    return gigabits_per_second * GB / BITS_PER_BYTE
 
 
 def tflops_to_flops(teraflops: float) -> float:

@@ -33,8 +33,6 @@ Part = Literal[
     "attention", "latent_up", "indexer", "recurrence", "mlp", "experts", "shared", "latent", "router"
 ]  # fmt: skip
 Split = Literal["column", "row", "tokens"]
-BACKWARD_WORK = 2.0
-"""Backward work of a matrix multiplication over its forward work: one product per operand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,10 +319,3 @@ def forward_flops(layer: Layer, model: Model, workload: Workload, columns: Colum
     parts["scores"] = 2.0 * work.score_macs * own
     parts["scan"] = 2.0 * work.recurrence_macs * own
     return parts
-
-
-def head_flops(model: Model, workload: Workload, padded_vocab: Array, columns: Columns) -> Array:
-    """Forward FLOP of one set of logits of one microbatch on a rank of the last stage."""
-    inside, _ = rank_tokens(workload, columns)
-    flops: Array = 2.0 * inside * model.hidden * padded_vocab / columns.tp
-    return flops

@@ -148,3 +148,12 @@ def knob_words(knobs: Knobs) -> dict[str, Any]:
             value = getattr(knobs, name)
             found[name] = value.name if isinstance(value, IntEnum) else value
     return found
+
+
+def shown_word(value: object) -> str:
+    """One value of `knob_words` for people: moe_act+mlp, on, off, none."""
+    if isinstance(value, list):
+        return "+".join(value) or "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)

@@ -15,7 +15,7 @@ from advisor.cost.profile import load_profile
 from advisor.cost.step import step
 from advisor.rules import legality
 from advisor.search.candidates import make_candidates
-from advisor.search.dials import ALLOWANCES, knob_words
+from advisor.search.dials import ALLOWANCES, knob_words, shown_word
 from advisor.search.request import Request
 from advisor.search.single import Choice, Verdict, judge, make_layout
 from advisor.search.solve import Found, layout_of, search
@@ -183,15 +183,7 @@ def _changes(choice: Choice, layout: Layout, knobs: Knobs) -> tuple[str, ...]:
     ]
     before, after = knob_words(choice.knobs), knob_words(knobs)
     names = _knob_changes(choice.knobs, knobs)
-    return (*sizes, *(f"{name} {_shown(before[name])} -> {_shown(after[name])}" for name in names))
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, list):
-        return "+".join(value) or "none"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return str(value)
+    return (*sizes, *(f"{name} {shown_word(before[name])} -> {shown_word(after[name])}" for name in names))
 
 
 def _layout_changes(request: Request, layout: Layout) -> Iterator[tuple[str, Layout]]:
@@ -284,4 +276,4 @@ def dials(request: Request, choice: Choice) -> tuple[Dial, ...]:
 def _values(name: str, choice: Choice, layout: Layout, knobs: Knobs) -> tuple[str, str]:
     if name in SIZES:
         return str(getattr(choice.layout, name)), str(getattr(layout, name))
-    return _shown(knob_words(choice.knobs)[name]), _shown(knob_words(knobs)[name])
+    return shown_word(knob_words(choice.knobs)[name]), shown_word(knob_words(knobs)[name])

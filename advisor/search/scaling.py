@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from advisor.errors import InputError
+from advisor.search.dials import knob_words, shown_word
 from advisor.search.offers import search_allowed
 from advisor.search.options import PlanOptions
 from advisor.search.plan import plan_settings
@@ -65,8 +66,10 @@ def _efficiency(first: Candidate | None, own: Candidate | None) -> float | None:
 
 
 def _changed(before: Candidate, after: Candidate) -> tuple[str, ...]:
-    """The layout fields that differ, as "tp 2 -> 4"."""
+    """The layout fields and knobs that differ, as "tp 2 -> 4"."""
     pairs = [(name, getattr(before.layout, name), getattr(after.layout, name)) for name in COMPARED]
+    turned = zip(knob_words(before.knobs).items(), knob_words(after.knobs).values(), strict=True)
+    pairs += [(name, shown_word(old), shown_word(new)) for (name, old), new in turned]
     return tuple(f"{name} {old} -> {new}" for name, old, new in pairs if old != new)
 
 
