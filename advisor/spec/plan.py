@@ -135,8 +135,8 @@ class Dial:
 class ScalingPoint:
     """The best layout at one GPU count.
 
-    `efficiency` is tokens/s/GPU over that of the smallest feasible count; `changed` lists the layout fields
-    and knobs that differ from the count before; `grown_term` is the step term whose share of the step grew most since then, by
+    `efficiency` is tokens/s/GPU over that of the smallest feasible count; `changed` lists the layout fields and knobs
+    that differ from the count before; `grown_term` is the step term whose share of the step grew most since then, by
     `grown_share` (0.03 = 3 points of the step).
     """
 
