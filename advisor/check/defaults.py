@@ -11,7 +11,7 @@ from typing import Any
 from advisor.check.readers.flags import key_of
 from advisor.check.reading import Note
 from advisor.check.recipes import preset
-from advisor.rules.lint import Setup
+from advisor.rules.lint import Setup, Value
 from advisor.spec.load.megatron.arguments import by_dest
 
 _TYPO = 0.9
@@ -109,7 +109,7 @@ def _megatron(setup: Setup) -> None:
         vpp = (pattern.split("/")[0].count("|") + 1) // setup.pp
     base["model.virtual_pipeline_model_parallel_size"] = vpp if vpp and vpp > 1 else None
     setup.values.pop("model.virtual_pipeline_model_parallel_size", None)
-    setup.facts["interleaved"] = _fact((vpp or 0) > 1 or bool(vpp and per))
+    setup.facts["interleaved"] = Value((vpp or 0) > 1 or bool(vpp and per))
     if not setup.on("group_query_attention"):
         base["model.num_query_groups"] = setup.number("num_attention_heads")
         setup.values.pop("model.num_query_groups", None)
@@ -126,12 +126,6 @@ def _megatron(setup: Setup) -> None:
         base["model.cpu_offloading"] = True
     if setup.on("ddp.use_megatron_fsdp"):
         base.setdefault("ddp.use_distributed_optimizer", True)
-
-
-def _fact(value: Any) -> Any:
-    from advisor.rules.lint import Value
-
-    return Value(value)
 
 
 def _unrolled(layout: str) -> int:

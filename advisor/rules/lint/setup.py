@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 Framework = Literal["bridge", "megatron-lm", "mcore"]
 
+_LARGEST = 10**15
+
 SHORT = {
     "tp": "model.tensor_model_parallel_size",
     "pp": "model.pipeline_model_parallel_size",
@@ -107,9 +109,10 @@ class Setup:
         return self.base.get(section) is not None
 
     def number(self, key: str) -> int | float | None:
-        """A number, or None where the setting is unknown, None or something else."""
+        """A number, or None where the setting is unknown, None, absurdly large or something else."""
         value = self.get(key)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        plain = isinstance(value, int | float) and not isinstance(value, bool)
+        return value if plain and -_LARGEST < value < _LARGEST else None
 
     def n(self, key: str) -> int | float:
         """A number, 0 where the setting is unknown, None or something else."""
