@@ -15,7 +15,7 @@ from advisor.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Ad
 
 VERBS = (
     "plan", "estimate", "why", "overlap", "export", "launch", "resiliency", "goodput", "diagnose", "trial", "tune",
-    "trace", "validate", "calibrate", "check", "rules", "models", "systems",
+    "measure", "trace", "validate", "calibrate", "check", "rules", "models", "systems",
 )  # fmt: skip
 
 EPILOG = """\b

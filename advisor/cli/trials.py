@@ -71,15 +71,20 @@ def drive_of(options: dict[str, Any]) -> Drive:
 
 def require_stack(trials: Sequence[Trial], drive: Drive) -> None:
     """Refuse what this host cannot run: packages that are missing, more ranks than it has room for."""
-    missing = [name for name in NEEDED if not _present(name)]
-    if missing:
-        raise EnvironmentMissingError(f"{', '.join(missing)} not installed", "pip install 'megatron-advisor[trial]'")
+    require_packages(NEEDED)
     most = max(trial.ranks for trial in trials)
     if drive.device == "cpu" and most > MOST_CPU_RANKS:
         raise EnvironmentMissingError(
             f"the plan is for {most} GPUs; this host has none, and runs up to {MOST_CPU_RANKS} ranks on its CPU",
             "plan for fewer GPUs, or see the commands with --dry-run",
         )
+
+
+def require_packages(names: Sequence[str]) -> None:
+    """EnvironmentMissingError with all packages that are not installed."""
+    missing = [name for name in names if not _present(name)]
+    if missing:
+        raise EnvironmentMissingError(f"{', '.join(missing)} not installed", "pip install 'megatron-advisor[trial]'")
 
 
 def _present(name: str) -> bool:

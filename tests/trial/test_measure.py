@@ -1,0 +1,129 @@
+"""From benchmarks to a system and a profile that plans are made with; and the benchmarks themselves, briefly."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from advisor.cost import profile as profiles
+from advisor.cost.profile import load_profile
+from advisor.spec.load.system import load_system, make_cluster
+from advisor.spec.precision import PRECISIONS
+from advisor.trial.measure import GEMMS, JOB, make_profile, write_profile
+from tests.trial.layouts import write_model
+
+RATE, RAMPS = 50e9, {"m": 40.0, "n": 20.0, "k": 10.0}
+MEMORY_BYTES = 32 * 2**30
+
+
+def synthetic(ranks: int = 2) -> dict:
+    """Benchmarks of a host that is exactly of the form that the profile assumes."""
+
+    def gemm_s(m, n, k, rate):
+        return 2 * m * n * k / rate * (1 + RAMPS["m"] / m + RAMPS["n"] / n + RAMPS["k"] / k)
+
+    def message_s(n_bytes):
+        return 1e-4 + n_bytes / 1e9
+
+    sizes = JOB["collective_bytes"]
+    ops = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
+    return {
+        "ranks": ranks, "threads": 1, "torch": "0", "memory_Bps": 4e9, "operation_s": 1e-5,
+        "gemm": [
+            {"dtype": dtype, "m": m, "n": n, "k": k, "s": gemm_s(m, n, k, RATE * factor)}
+            for dtype, factor in (("fp32", 1), ("bf16", 2)) for m, n, k in GEMMS
+        ],
+        "attention": [
+            {"seq": seq, "dim": dim, "heads": 4, "s": 8 * seq**2 * dim / 10e9, "both_s": 3.5 * 8 * seq**2 * dim / 10e9}
+            for seq in JOB["attention_seq"] for dim in JOB["attention_dim"]
+        ],
+        "collectives": [
+            {"op": op, "ranks": n, "bytes": size, "s": message_s(size)}
+            for op in ops for n in (2, 4, 8) if n <= ranks for size in sizes
+        ],
+    }  # fmt: skip
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    found = make_profile(synthetic(), "test-cpu", MEMORY_BYTES)
+    paths = write_profile(found, tmp_path)
+    monkeypatch.setenv("ADVISOR_PROFILES", str(tmp_path / "profiles"))
+    profiles.forget()
+    yield paths
+    profiles.forget()
+
+
+def test_the_system_is_one_node_of_ranks(measured):
+    system = load_system(str(measured["system"]))
+    assert (system.gpus_per_node, system.nvlink_domain, system.gpu.name) == (2, 2, "test-cpu")
+    cluster = make_cluster(system, 2)
+    assert cluster.usable_bytes == pytest.approx(MEMORY_BYTES / 2)
+    assert cluster.nvlink_Bps == pytest.approx((1 << 23) / (1e-4 + (1 << 23) / 1e9))
+
+
+def test_rates_and_ramps_come_back(measured):
+    profile = load_profile(load_system(str(measured["system"])).gpu)
+    assert profile.gemm_flops(PRECISIONS["fp32"]) == pytest.approx(RATE)
+    assert profile.gemm_flops(PRECISIONS["bf16"]) == pytest.approx(2 * RATE)
+    assert profile.gemm["bf16"].kind == "measured"
+    assert profile.gemm_efficiency(128, 256, 512) == pytest.approx(1 / (1 + 40 / 128 + 20 / 256 + 10 / 512), rel=1e-3)
+    assert profile.memory_Bps == pytest.approx(4e9)
+    assert profile.value("attention_backward_ratio") == pytest.approx(2.5)
+    assert profile.attention_flops(256, 64, 4) == pytest.approx(10e9)
+    import numpy as np
+
+    seconds = profile.collectives["all_reduce"].seconds(np.array([1e6]), np.array([2]))
+    assert seconds == pytest.approx(1e-4 + 1e-3, rel=0.05)
+    assert profile.table_kind == "measured"
+
+
+def test_ramps_below_zero_are_held_at_zero():
+    bench = synthetic()
+    for row in bench["gemm"]:
+        row["s"] = 2 * row["m"] * row["n"] * row["k"] / RATE * (1 - 5 / row["m"])
+    found = make_profile(bench, "x", MEMORY_BYTES).fitted
+    assert found["gemm_ramp_m"]["value"] == 0
+    assert all(found[f"gemm_ramp_{axis}"]["value"] >= 0 for axis in "mnk")
+
+
+def test_one_rank_has_no_collectives_and_still_a_profile(tmp_path, monkeypatch):
+    paths = write_profile(make_profile(synthetic(1), "one-cpu", MEMORY_BYTES), tmp_path)
+    monkeypatch.setenv("ADVISOR_PROFILES", str(tmp_path / "profiles"))
+    profiles.forget()
+    assert load_profile(load_system(str(paths["system"])).gpu).memory_Bps == pytest.approx(4e9)
+
+
+def test_a_plan_is_made_with_it(cli, tmp_path, measured):
+    model = write_model(tmp_path, "dense")
+    ran = cli(
+        "plan", "--model", str(model), "--gpus", "2", "--system", str(measured["system"]), "--precision", "fp32",
+        "--seq-len", "32", "--gbs", "8", "--format", "json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    best = json.loads(ran.out)["candidates"][0]
+    assert 1e-4 < best["step"]["step_s"] < 10
+    assert best["knobs"]["optimizer_offload"] == 0
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a/b", "-x", "a" * 100])
+def test_a_name_is_no_path(cli, tmp_path, name):
+    ran = cli("measure", f"--name={name}", "--out", str(tmp_path / "data"))
+    assert ran.code == 2
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.real
+def test_this_host_can_be_measured(cli, tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("psutil")
+    ran = cli("measure", "--time", "0.002s", "--out", str(tmp_path / "data"), "--format", "json")
+    assert ran.code == 0, ran.err
+    bench = json.loads(ran.out)["bench"]
+    assert bench["ranks"] == 2
+    assert all(row["s"] > 0 for part in ("gemm", "attention", "collectives") for row in bench[part])
+    assert {row["op"] for row in bench["collectives"]} >= {"all_gather", "all_to_all", "send_recv"}
+    system = load_system(str(tmp_path / "data" / "presets" / "systems" / "local-cpu.yaml"))
+    assert 1e9 < system.gpu.peak_flops("tf32") < 1e14
+    assert "ADVISOR_PROFILES" in ran.err
