@@ -8,6 +8,7 @@ which. Names of the keywords and their meaning: `advisor.search.options`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Unpack
 
@@ -24,9 +25,10 @@ def plan(model: str | Path, gpus: int | Literal["auto"], **options: Unpack[PlanO
     """
     from advisor.search.plan import find_plan
 
+    anchor = options.pop("anchor", None)
     found = find_plan(model, gpus, options)
     ranking = found.ranking
-    return Plan(
+    answer = Plan(
         request=found.request,
         searched=ranking.searched,
         feasible=ranking.feasible,
@@ -38,6 +40,22 @@ def plan(model: str | Path, gpus: int | Literal["auto"], **options: Unpack[PlanO
         families=ranking.families,
         offers=found.offers,
         findings=found.findings,
+    )
+    return answer if anchor is None else _anchored_plan(answer, anchor)
+
+
+def _anchored_plan(answer: Plan, anchor: str | Sequence[str]) -> Plan:
+    from advisor.fit.anchor import anchored, anchored_ranking, read_anchors
+
+    anchors = read_anchors([anchor] if isinstance(anchor, str) else list(anchor))
+    request = answer.request
+    baseline = None if answer.baseline is None else anchored(request, answer.baseline, anchors)
+    return replace(
+        answer,
+        candidates=tuple(anchored_ranking(request, answer.candidates, anchors)),
+        baseline=baseline,
+        pareto=tuple(anchored(request, one, anchors) for one in answer.pareto),
+        families=tuple(anchored(request, one, anchors) for one in answer.families),
     )
 
 
@@ -71,8 +89,15 @@ def estimate(
     """
     from advisor.search.single import judge, single_request
 
+    anchor = options.pop("anchor", None)
     request, choice = single_request(model, gpus, megatron_args, options)
-    return Estimate(request, *judge(request, choice))
+    answer = Estimate(request, *judge(request, choice))
+    if anchor is None or answer.candidate is None:
+        return answer
+    from advisor.fit.anchor import anchored, read_anchors
+
+    anchors = read_anchors([anchor] if isinstance(anchor, str) else list(anchor))
+    return replace(answer, candidate=anchored(request, answer.candidate, anchors))
 
 
 def why(model: str | Path, gpus: int, **options: Unpack[EstimateOptions]) -> Explanation:

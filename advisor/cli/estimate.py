@@ -11,6 +11,7 @@ from advisor.cli.options import (
     GPUS,
     MODEL,
     SectionCommand,
+    anchor_options,
     given,
     job_options,
     knob_options,
@@ -32,6 +33,7 @@ OPTIONS = (
     *serving_options(),
     *job_options(several_counts=False),
     *placement_options(),
+    *anchor_options(),
     *layout_options(),
     *knob_options(),
 )

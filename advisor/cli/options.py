@@ -173,6 +173,12 @@ def job_options(several_counts: bool) -> list[Decorator[Any]]:
     ]  # fmt: skip
 
 
+def anchor_options() -> list[Decorator[Any]]:
+    """Measured runs that correct a prediction."""
+    words = "Measured runs that correct predictions of their model, GPU and precision (form: advisor validate --help)."
+    return [option("--anchor", section="Prediction", type=Text("RUNS.csv"), help=words)]
+
+
 def placement_options() -> list[Decorator[Any]]:
     """Where ranks go and how much of the cluster they get."""
     section = "Placement"

@@ -13,7 +13,8 @@ class SharedOptions(TypedDict, total=False):
     """What a job is, whatever its layout.
 
     `system` is a system preset, a GPU alias or a YAML file; `headroom` is "8%", "4GiB" or a fraction below 1;
-    `gbs` sequences per step; `given_by` the origin shown for these keywords ("argument", "flag").
+    `anchor` names files of measured runs that correct predictions (see advisor.fit.anchor); `gbs` sequences per step;
+    `given_by` the origin shown for these keywords ("argument", "flag").
     """
 
     system: str | None
@@ -35,6 +36,7 @@ class SharedOptions(TypedDict, total=False):
     used_per_domain: int | None
     oversubscription: float | None
     usable_gib: float | None
+    anchor: str | Sequence[str] | None
     given_by: str
 
 

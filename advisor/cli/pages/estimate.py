@@ -10,6 +10,7 @@ from advisor.cli.pages import command_lines
 from advisor.cli.pages.parts import (
     SEARCH_SETTINGS,
     candidate_table,
+    experience_line,
     findings_table,
     inputs_facts,
     kinds_line,
@@ -62,6 +63,7 @@ def _blocks(estimate: Estimate, verbose: bool) -> Iterator[Block]:
         yield from _moments(found) if verbose else ()
         if found.step is not None:
             yield step_bars(found.step)
+            yield experience_line(request)
     yield from findings_table(estimate.findings)
     if found is not None:
         yield kinds_line(found)

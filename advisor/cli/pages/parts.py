@@ -195,3 +195,10 @@ def findings_table(findings: Iterable[Finding]) -> tuple[Block, ...]:
     rows = tuple((one.severity, one.rule, one.message, one.fix) for one in findings)
     columns = (Column("severity", "name"), Column("rule", "name"), Column("finding", "text"), Column("fix", "text"))
     return (Table("findings", columns, rows),) if rows else ()
+
+
+def experience_line(request: Request) -> Line:
+    """How wrong predictions have been on measured runs like this one."""
+    from advisor.fit.experience import experience
+
+    return Line(experience(request.model, request.cluster.gpu, request.workload.precision).sentence, "dim")

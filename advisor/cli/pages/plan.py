@@ -9,6 +9,7 @@ from advisor.cli.figures import NONE, count, figure, gain
 from advisor.cli.pages import command_lines
 from advisor.cli.pages.parts import (
     candidate_table,
+    experience_line,
     findings_table,
     inputs_facts,
     kinds_line,
@@ -67,6 +68,7 @@ def _blocks(plan: Plan, verbose: bool) -> Iterator[Block]:
     if verbose and best.step is not None:
         yield step_bars(best.step)
         yield candidate_table("best of each family", [(count(one.rank), one) for one in plan.families])
+    yield experience_line(request)
     yield from findings_table(best.findings)
     yield from _offers(plan)
     yield kinds_line(best)
