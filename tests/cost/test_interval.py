@@ -10,6 +10,7 @@ from advisor.spec.layout import CudaGraph, Dispatcher, Knobs, Layout, table
 from advisor.spec.load.model import load_model
 from advisor.spec.load.system import load_system, make_cluster
 from advisor.spec.split import PipelineSplit
+from advisor.spec.precision import PRECISIONS
 from advisor.spec.workload import Workload
 
 
@@ -32,10 +33,11 @@ def width(*args, **kwargs) -> float:
 
 
 def test_classes_tell_families_and_fitted_gpus_apart() -> None:
-    h100, h20 = load_profile("h100"), load_profile("h20")
-    assert error_class(load_model("llama3-8b"), h100) == "dense-fitted"
-    assert error_class(load_model("qwen3-30b-a3b"), h20) == "moe-assumed"
-    assert error_class(load_model("nemotron-3-nano-30b-a3b"), h100) == "hybrid-fitted"
+    h100, h20, bf16, fp8 = load_profile("h100"), load_profile("h20"), PRECISIONS["bf16"], PRECISIONS["fp8-current"]
+    assert error_class(load_model("llama3-8b"), h100, bf16) == "dense-hopper-16bit"
+    assert error_class(load_model("llama3-8b"), h100, fp8) == "dense-hopper-low"
+    assert error_class(load_model("qwen3-30b-a3b"), h20, bf16) == "moe-assumed"
+    assert error_class(load_model("nemotron-3-nano-30b-a3b"), h100, bf16) == "hybrid-hopper-16bit"
 
 
 @pytest.mark.parametrize(

@@ -178,3 +178,56 @@ def test_mfu_is_of_the_running_precision() -> None:
     tokens = 512 * 8192
     assert detail.tokens_per_s_per_gpu == pytest.approx(tokens / detail.step_s / GPUS)
     assert detail.model_flops == pytest.approx(tokens * 51.47e9, rel=1e-3)
+
+
+def terms_of(model, workload, one, knobs=None) -> dict[str, float]:
+    cluster = make_cluster(load_system("dgx-h100"), GPUS)
+    found = step(model, cluster, workload, table([one], [knobs or Knobs()]), load_profile("h100")).detail(0)
+    return {name: term.value for name, term in found.terms.items()} | {"step": found.step_s}
+
+
+def test_tensor_parallel_traffic_shows_whole_without_any_overlap() -> None:
+    model, workload = load_model("llama3-8b"), Workload(seq_len=8192)
+    one = layout(model, workload, tp=8)
+    shares = [
+        terms_of(model, dataclasses.replace(workload, tp_async=asynchronous), one, Knobs(tp_overlap=overlap))
+        for asynchronous, overlap in ((False, False), (True, False), (True, True))
+    ]
+    assert shares[0]["exposed_tp"] > shares[1]["exposed_tp"] > shares[2]["exposed_tp"] > 0
+
+
+def test_optimizer_states_on_the_host_cost_the_update_on_the_cpu() -> None:
+    model, workload = load_model("llama3-8b"), Workload(seq_len=8192)
+    one = layout(model, workload)
+    on_gpu, half, on_host = (
+        terms_of(model, workload, one, Knobs(optimizer_offload=share))["optimizer"] for share in (0.0, 0.5, 1.0)
+    )
+    shard = 8.03e9 / GPUS
+    profile = load_profile("h100")
+    by_hand = shard * (28 / profile.value("host_memory_Bps") + 6 / 64e9)
+    assert on_host == pytest.approx(by_hand, rel=0.02)
+    assert half == pytest.approx((on_gpu + on_host) / 2)
+    assert on_host > 5 * on_gpu
+
+
+def test_every_pass_of_a_chunk_costs_the_host() -> None:
+    model, workload = load_model("llama3-8b"), Workload(seq_len=8192)
+    few, many = (layout(model, workload, pp=4, vpp=vpp) for vpp in (1, 8))
+    overhead = load_profile("h100").value("chunk_overhead_s")
+    passes = 2 * few.num_microbatches
+    assert terms_of(model, workload, many)["host"] - terms_of(model, workload, few)["host"] == pytest.approx(
+        7 * passes * overhead, rel=1e-6
+    )
+    graphed = Knobs(cuda_graph=CudaGraph.full_iteration)
+    assert terms_of(model, workload, many, graphed)["host"] == terms_of(model, workload, few, graphed)["host"]
+
+
+def test_more_gpus_wait_longer_for_the_slowest() -> None:
+    model, workload = load_model("llama3-8b"), Workload(seq_len=8192)
+    one = layout(model, workload)
+    steps = []
+    for gpus in (64, 1024):
+        cluster = make_cluster(load_system("dgx-h100"), gpus)
+        grown = dataclasses.replace(one, dp=gpus, edp=gpus, gbs=8 * gpus)
+        steps.append(step(model, cluster, workload, table([grown], [Knobs()]), load_profile("h100")).step_s[0])
+    assert 0.005 < steps[1] / steps[0] - 1 < 0.05
