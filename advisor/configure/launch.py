@@ -184,7 +184,7 @@ def launch(chosen: Chosen, wanted: Wanted, settings: Resiliency) -> Launch:
         in_process=settings.wishes.in_process,
         checkpoint_dir=folder if folder.startswith("/") else "",
         fresh=wanted.fresh,
-        notes=_notes(chosen, nodes, spares),
+        notes=_notes(chosen, nodes, spares, wanted.style),
     )
 
 
@@ -284,11 +284,14 @@ def _environment(chosen: Chosen, wanted: Wanted, settings: Resiliency) -> tuple[
     return tuple(found.values())
 
 
-def _notes(chosen: Chosen, nodes: int, spares: int) -> tuple[str, ...]:
+def _notes(chosen: Chosen, nodes: int, spares: int, style: Style) -> tuple[str, ...]:
     layout = chosen.layout
     unit = fewest_gpus(layout)
-    line = (
+    notes = [
         f"{nodes} nodes for {chosen.cluster.gpus} GPUs; the smallest world is PP x lcm(TP x CP, EP x ETP) = {unit} GPUs"
-    )
-    more = (f"{spares} spare node{'s' if spares > 1 else ''} beside them",) if spares else ()
-    return (line, *more)
+    ]
+    if spares:
+        notes.append(f"{spares} spare node{'s' if spares > 1 else ''} beside them")
+    if spares and style == "ft_launcher":
+        notes.append("the first node holds the rendezvous store: losing it ends the attempt, spare nodes or not")
+    return tuple(notes)

@@ -253,10 +253,15 @@ GLOO = """
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("style", ["srun", "torchrun"])
+@pytest.mark.parametrize("style", STYLES)
 def test_two_nodes_meet(cli, at_cluster, tmp_path, two_by_one, style, monkeypatch):
     pytest.importorskip("torch")
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{at_cluster.environment['PATH']}")
+    programs = (
+        Path(__file__).parents[2] / ".venv-nvrx" / "bin" if style == "ft_launcher" else Path(sys.executable).parent
+    )
+    if not (programs / ("ft_launcher" if style == "ft_launcher" else "python")).exists():
+        pytest.skip("nvidia-resiliency-ext is not installed (make nvrx-deps)")
+    monkeypatch.setenv("PATH", f"{programs}:{at_cluster.environment['PATH']}")
     code = program(tmp_path, GLOO)
     ran = cli(
         "launch", str(two_by_one), "--style", style, "--log-dir", str(tmp_path), "--workdir", str(tmp_path), "--out",

@@ -13,6 +13,7 @@
 #SBATCH --no-kill
 # 8 nodes for 64 GPUs; the smallest world is PP x lcm(TP x CP, EP x ETP) = 64 GPUs
 # 1 spare node beside them
+# the first node holds the rendezvous store: losing it ends the attempt, spare nodes or not
 set -euo pipefail
 
 # Seen by all nodes: the container's own caches are not.
