@@ -366,3 +366,14 @@ def test_a_scaling_curve_tells_every_knob_that_turns():
     before, after = (point.candidate.knobs for point in curve.points)
     assert (before.optimizer_offload, after.optimizer_offload) == (1.0, 0.0)
     assert "optimizer_offload 1.0 -> 0.0" in curve.points[1].changed
+
+
+def test_offers_bring_what_is_asked_for():
+    fast = advisor.plan("qwen3-30b-a3b", 16, top=1).offers
+    assert fast
+    assert all(one.gain > -0.01 for one in fast)
+    assert list(fast) == sorted(fast, key=lambda one: -one.gain)
+    small = advisor.plan("qwen3-30b-a3b", 16, objective="memory", fix="optimizer_offload=0", top=1).offers
+    assert small
+    assert all(one.freed_bytes > 0 for one in small)
+    assert list(small) == sorted(small, key=lambda one: -one.freed_bytes)

@@ -108,14 +108,20 @@ def _short_list(found: Found) -> tuple[Part, ...]:
 
 
 def offers(found: Found) -> tuple[Offer, ...]:
-    """An offer for every change that is not allowed but would bring speed or memory, the largest gain first.
+    """An offer for every change that is not allowed but would bring what is asked for, the largest gain first.
 
     Each is searched on the best and the nearly fitting rows of `found` (`SHORT_LIST` of each), all knobs included.
     """
     parts = _short_list(found)
     made = [_offer(found, parts, one) for one in ALLOWANCES.values() if one.name not in found.request.allow]
     useful = [one for one in made if one is not None]
-    return tuple(sorted(useful, key=lambda one: (-(one.gain if one.gain is not None else np.inf), one.allow)))
+    by_memory = found.request.objective == "memory"
+
+    def brings(one: Offer) -> float:
+        size = one.freed_bytes if by_memory else one.gain
+        return np.inf if size is None else size
+
+    return tuple(sorted(useful, key=lambda one: (-brings(one), one.allow)))
 
 
 def _changed(found: Found, parts: tuple[Part, ...], allowance: Allowance) -> tuple[Request, tuple[Part, ...]] | None:
@@ -145,6 +151,13 @@ def _offer(found: Found, parts: tuple[Part, ...], allowance: Allowance) -> Offer
     before, after = rate(found.request, found.best), rate(request, other.best)
     gain = None if before is None or after is None else after / before - 1
     freed = float(found.best.device_bytes[0] - other.best.device_bytes[0]) if len(found.best) else None
-    if gain is not None and gain <= 0 and (freed is None or freed <= 0):
+    if not _useful(request, gain, freed):
         return None
     return Offer(allowance.name, allowance.title, gain, freed, dataclasses.replace(candidate, rank=0))
+
+
+def _useful(request: Request, gain: float | None, freed: float | None) -> bool:
+    """Room for the objective memory, else speed, or room at the same speed; None where nothing fits without it."""
+    if request.objective == "memory":
+        return freed is None or freed > 0
+    return gain is None or gain > 0 or (gain > 1 / rank.EQUAL_TIME - 1 and freed is not None and freed > 0)
