@@ -20,7 +20,7 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --dis
 NOT_USUAL := not slow and not gpu and not bench
 
 .DEFAULT_GOAL := help
-.PHONY: help plan test lint types imports test-unit test-real test-full slurm-deps nvrx-deps test-bridge bench docs format clean
+.PHONY: help plan test lint types imports test-unit test-real test-full slurm-deps nvrx-deps test-bridge bench docs format calibrate clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -97,6 +97,9 @@ format: $(ENV)/.ready ## let ruff rewrite what it can
 docs: $(ENV)/.ready ## write the generated parts: README blocks, docs/cli.md, golden files, notebook outputs
 	$(BIN)/cog -r -I docs README.md docs/*.md
 	$(PYTEST) tests/cli tests/golden tests/test_notebooks.py --update-golden
+
+calibrate: $(ENV)/.ready ## fit the coefficients to the published runs anew (minutes), then `make docs`
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m advisor.fit.refit
 
 clean: ## remove environments, caches and builds
 	rm -rf $(PLAN_ENV) $(ENV) $(NVRX_ENV) $(BRIDGE_ENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
