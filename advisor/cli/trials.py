@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -78,6 +80,21 @@ def require_stack(trials: Sequence[Trial], drive: Drive) -> None:
             f"the plan is for {most} GPUs; this host has none, and runs up to {MOST_CPU_RANKS} ranks on its CPU",
             "plan for fewer GPUs, or see the commands with --dry-run",
         )
+    if drive.device == "cuda" and most > (held := _gpus_here()):
+        raise EnvironmentMissingError(
+            f"the plan is for {most} GPUs, this host has {held}", "plan for as many, or see the commands with --dry-run"
+        )
+
+
+def _gpus_here() -> int:
+    """GPUs that nvidia-smi lists, within CUDA_VISIBLE_DEVICES where that is set; 0 without it."""
+    path = shutil.which("nvidia-smi")
+    if path is None:
+        return 0
+    listed = subprocess.run([path, "--list-gpus"], capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+    found = sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return found if visible is None else min(found, len([one for one in visible.split(",") if one.strip()]))
 
 
 def require_packages(names: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from advisor.cli.trials import DRIVE_OPTIONS, Follower, drive_of, plan_path, req
 from advisor.errors import EXIT_NEGATIVE, EXIT_OK
 
 if TYPE_CHECKING:
+    from advisor.trial.progress import Progress
     from advisor.trial.trials import Trial
 
 FORM, _OUT, *REST = OUTPUT_OPTIONS
@@ -44,14 +45,15 @@ def command(
 ) -> int:  # fmt: skip
     """Search the layouts that fit by measuring them.
 
-    The best predicted ones are tried first, then what Optuna's TPE proposes; memory over the budget is infeasible. It
-    ends early when no layout is left whose interval reaches the best one. Exit code 1: nothing could be measured.
+    The best predicted ones are tried first, then what Optuna's TPE proposes; memory over the budget is infeasible. A
+    trial ends early when its steps rule out that it becomes the best, the study when no interval left reaches the best.
+    Exit code 1: nothing could be measured.
     """
     from advisor.cli.pages.tune import tune_document
     from advisor.configure.chosen import read_plan
     from advisor.trial.runner import run_trials
     from advisor.trial.store import Store
-    from advisor.trial.study import best_of, contenders, open_study, pool_of, tune
+    from advisor.trial.study import best_of, contenders, hopeless, open_study, pool_of, tune
 
     drive, rules = drive_of(options), rules_of(options)
     path, follower = plan_path(plan), Follower(quiet)
@@ -64,7 +66,14 @@ def command(
     def run(trial: Trial) -> dict[str, Any] | None:
         spent = time.monotonic() - begin
         left = None if rules.budget_s is None else rules.budget_s - spent
-        return next(run_trials([trial], store, replace(rules, budget_s=left), follower)).record
+        best = best_of(asked)
+        best_rate = None if best is None else best.value
+
+        def tell(trial: Trial, progress: Progress) -> bool:
+            follower(trial, progress)
+            return hopeless(trial, progress, best_rate)
+
+        return next(run_trials([trial], store, replace(rules, budget_s=left), tell)).record
 
     try:
         tried = list(tune(asked, pool, trials, run))

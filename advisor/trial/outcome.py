@@ -51,7 +51,7 @@ def outcome_of(ended: Ended, folder: Path, world: int) -> Outcome:
     ranks = tuple(_ranks(folder))
     if ended.ending == "ended" and ended.exit_code == 0 and len(ranks) == world:
         return Outcome("measured", None, ranks)
-    if ended.ending == "total timeout" and _steady_steps(folder, world) >= LEAST_STEPS:
+    if ended.ending in {"stopped", "total timeout"} and _steady_steps(folder, world) >= LEAST_STEPS:
         return Outcome("measured", None, ranks)
     for kind in ("oom", "nan"):
         told = next((rank for rank in ranks if rank["outcome"] == kind), None)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from advisor.trial.progress import Progress
 
-Ending = Literal["ended", "start-up timeout", "step timeout", "total timeout"]
+Ending = Literal["ended", "stopped", "start-up timeout", "step timeout", "total timeout"]
 
 GRACE_S = 3.0
 POLL_S = 0.1
@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a group ended: by itself with `exit_code`, or because a limit was reached (`exit_code` is then None)."""
+    """How a group ended: by itself with `exit_code`, or else stopped or over a limit (`exit_code` is then None)."""
 
     ending: Ending
     exit_code: int | None
@@ -66,9 +66,9 @@ def environment(device: str, threads: int) -> dict[str, str]:
 
 
 def run_group(
-    words: Sequence[str], folder: Path, variables: dict[str, str], limits: Limits, tell: Callable[[Progress], None]
+    words: Sequence[str], folder: Path, variables: dict[str, str], limits: Limits, tell: Callable[[Progress], object]
 ) -> Ended:
-    """Run a group until it ends or a limit is reached; `tell` gets its progress while it runs.
+    """Run a group until it ends, a limit is reached, or `tell`, which gets its progress while it runs, answers True.
 
     Whatever leaves this function, an exception included, leaves no process of the group behind.
     """
@@ -76,8 +76,8 @@ def run_group(
     with _started(words, folder, variables) as group:
         progress = Progress(folder)
         while group.poll() is None:
-            if progress.read():
-                tell(progress)
+            if progress.read() and tell(progress) is True:
+                return Ended("stopped", None, time.monotonic() - begin)
             ending = _overrun(progress, limits, begin)
             if ending is not None:
                 return Ended(ending, None, time.monotonic() - begin)
@@ -111,7 +111,8 @@ def _started(words: Sequence[str], folder: Path, variables: dict[str, str]) -> I
         try:
             yield group
         finally:
-            end(group.pid)
+            if group.poll() is None:
+                end(group.pid)
             group.wait()
 
 

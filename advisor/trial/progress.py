@@ -23,6 +23,7 @@ class Progress:
     done: dict[int, int] = field(default_factory=dict)
     loss: float | None = None
     step_s: float | None = None
+    steady: dict[int, list[float]] = field(default_factory=dict)
     _read: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -39,6 +40,11 @@ class Progress:
         counts = {self.done.get(rank, 0) for rank in self.reached}
         return least if len(counts) > 1 else None
 
+    @property
+    def steady_s(self) -> list[float]:
+        """Seconds of the steady steps that all ranks heard of have finished: of the slowest rank in each."""
+        return [max(row) for row in zip(*(self.steady.get(rank, []) for rank in self.reached), strict=False)]
+
     def read(self) -> bool:
         """Take in the lines that are new; whether there were any."""
         new = False
@@ -48,6 +54,8 @@ class Progress:
             if line.get("at") == "step":
                 self.done[rank] = int(line["number"]) + 1
                 self.step_s = line["step_s"]
+                if line["phase"] == "steady":
+                    self.steady.setdefault(rank, []).append(line["step_s"])
                 self.loss = line["loss"] if line["loss"] is not None else self.loss
         if new:
             self.newest_s = time.monotonic()

@@ -13,12 +13,13 @@ from advisor.spec.plan import Candidate
 from advisor.trace.analysis import Figures, analyse
 from advisor.trace.verdict import PLAN_KINDS, Promise, verdicts
 from advisor.trial.outcome import Outcome, steady_steps
+from advisor.trial.processes import Ended
 from advisor.trial.trials import Trial
 
 SCHEMA_VERSION = 1
 
 
-def make_record(trial: Trial, outcome: Outcome, folder: Path, seconds: float) -> dict[str, Any]:
+def make_record(trial: Trial, outcome: Outcome, folder: Path, ended: Ended) -> dict[str, Any]:
     """The record of one attempt whose files lie in `folder`; JSON types only, null for what is not known.
 
     `inside` says whether the measured median lies within the predicted interval of what was run. With a proxy, `full`
@@ -35,7 +36,8 @@ def make_record(trial: Trial, outcome: Outcome, folder: Path, seconds: float) ->
         "rank": trial.candidate.rank,
         "device": trial.job["run"]["device"],
         "folder": str(folder),
-        "seconds": seconds,
+        "seconds": ended.seconds,
+        "ending": ended.ending,
         "outcome": outcome.kind,
         "failure": None if outcome.failure is None else outcome.failure.to_dict(),
         "request": request_record(trial.request),

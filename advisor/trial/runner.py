@@ -40,11 +40,11 @@ class Ran:
     fresh: bool
 
 
-Tell = Callable[[Trial, Progress], None]
+Tell = Callable[[Trial, Progress], object]
 
 
 def run_trials(trials: Iterable[Trial], store: Store, rules: Rules, tell: Tell) -> Iterator[Ran]:
-    """Run `trials` in order and yield each with its record, which is on the disk by then.
+    """Run `trials` in order and yield each with its record, which is on the disk by then; `tell` True stops one early.
 
     A trial that the budget cuts off counts as measured where enough of its steps are known, else it has no record and
     is run again by a resumed call.
@@ -77,7 +77,7 @@ def run_one(trial: Trial, store: Store, rules: Rules, left_s: float | None, tell
     outcome = outcome_of(ended, folder, trial.ranks)
     if cut and outcome.kind == "total timeout":
         return None
-    return make_record(trial, outcome, folder, ended.seconds)
+    return make_record(trial, outcome, folder, ended)
 
 
 def prepared(trial: Trial, folder: Path, program: Sequence[str]) -> list[str]:

@@ -25,6 +25,7 @@ from advisor.search.request import Request
 from advisor.search.solve import ranking, search
 from advisor.spec.plan import Candidate
 from advisor.trial.job import Drive
+from advisor.trial.progress import Progress
 from advisor.trial.trials import Trial, make_trial
 
 INDEX = "candidate"
@@ -34,6 +35,7 @@ LEAST_STARTUP = 3
 LEAST_TRIED = 5
 POOL = 200
 MOST_REPEATS = 4
+LEAST_STEPS, SURE = 5, 3.0
 FORMS = "sqlite:///FILE or journal:PATH"
 
 
@@ -243,6 +245,21 @@ def contenders(study: Any, pool: Sequence[Trial]) -> list[int]:
         return step.tokens_per_s_per_gpu * max(ratios) * max(step.step_s / step.low_s, varies)
 
     return [index for index in untried if hope(pool[index]) > best]
+
+
+def hopeless(trial: Trial, progress: Progress, best: float | None) -> bool:
+    """Whether the steady steps so far rule out that a trial reaches `best` tokens/s/GPU.
+
+    They do when the mean step, less `SURE` of its standard errors, is longer than that of the best; at least
+    `LEAST_STEPS` steps are needed.
+    """
+    steps = progress.steady_s
+    if best is None or len(steps) < LEAST_STEPS:
+        return False
+    layout = trial.run_candidate.layout
+    allowed_s = layout.gbs * trial.run_request.workload.seq_len / layout.gpus / best
+    error = statistics.stdev(steps) / len(steps) ** 0.5
+    return bool(statistics.mean(steps) - SURE * error > allowed_s)
 
 
 def best_of(study: Any) -> Any | None:

@@ -13,6 +13,7 @@ pytest.importorskip("psutil")
 
 from advisor.trace.analysis import analyse
 from advisor.trial.job import Drive
+from advisor.trial.outcome import outcome_of
 from advisor.trial.processes import Limits, command, environment, run_group
 from advisor.trial.trials import read_trials
 from tests.trial.layouts import MODELS, write_estimate
@@ -137,3 +138,14 @@ def test_traces_can_be_measured(two):
     assert all(rank.front_end == "gloo" and len(rank.steps) == 1 for rank in found.ranks)
     assert found.mean.communication_s > 0
     assert found.mean.compute_s > 0
+
+
+def test_a_loss_that_is_not_finite_is_an_outcome_with_its_step(tmp_path):
+    (trial,), _ = read_trials(write_estimate(tmp_path, "dense", 1), 1, Drive("cpu", steps=3, warmup=0), None)
+    job = {**trial.job, "optimizer": {**trial.job["optimizer"], "lr": 1e30, "clip_grad": 0.0}}
+    job_file = tmp_path / "job.json"
+    job_file.write_text(json.dumps(job))
+    ended = run_group(command(1, job_file, tmp_path), tmp_path, environment("cpu", 1), Limits(), lambda _: None)
+    found = outcome_of(ended, tmp_path, 1)
+    assert (found.kind, found.failure.rank) == ("nan", 0)
+    assert "in step 1" in found.failure.message

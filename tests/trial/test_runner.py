@@ -42,9 +42,9 @@ def act(tmp_path: Path, **acts: str) -> Store:
     return store
 
 
-def run(trials, store, **rules):
+def run(trials, store, tell=lambda *_: None, **rules):
     limits = rules.pop("limits", Limits())
-    return list(run_trials(trials, store, Rules(limits, program=ACTING, **rules), lambda *_: None))
+    return list(run_trials(trials, store, Rules(limits, program=ACTING, **rules), tell))
 
 
 def alive(store: Store) -> list[int]:
@@ -110,6 +110,17 @@ def test_a_hang_ends_at_the_step_timeout_and_nobody_survives(tmp_path, trials):
     assert one.record["outcome"] == "hang"
     assert one.record["failure"]["rank"] == 1
     assert "step 1" in one.record["failure"]["message"]
+    assert gone(store)
+
+
+def test_a_trial_that_is_stopped_early_is_measured_by_its_steps(tmp_path):
+    plan = write_estimate(tmp_path, "dense", 2, tp=2)
+    (trial,), _ = read_trials(plan, 1, Drive("cpu", steps=100_000, warmup=1), None)
+    store = act(tmp_path)
+    (one,) = run([trial], store, tell=lambda _, progress: len(progress.steady_s) >= 5)
+    assert one.record["outcome"] == "measured"
+    assert one.record["ending"] == "stopped"
+    assert 5 <= len(one.record["measured"]["steps_s"]) < 1000
     assert gone(store)
 
 

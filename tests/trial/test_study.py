@@ -18,7 +18,8 @@ pytest.importorskip("psutil")
 from advisor.configure.chosen import read_plan
 from advisor.errors import InputError
 from advisor.trial.job import Drive
-from advisor.trial.study import best_of, clear_stale, contenders, finished, open_study, pool_of, tune
+from advisor.trial.progress import Progress
+from advisor.trial.study import best_of, clear_stale, contenders, finished, hopeless, open_study, pool_of, tune
 from tests.trial.layouts import write_plan
 
 pytestmark = pytest.mark.real
@@ -107,6 +108,26 @@ def test_measured_memory_over_the_budget_is_infeasible(pool):
     list(tune(study, pool, 4, run))
     assert best_of(study).params["candidate"] != 0
     assert study.best_trial.params["candidate"] != 0
+
+
+@pytest.mark.parametrize(
+    ("steps", "factor", "expected"),
+    [
+        ([2.0, 2.1, 2.0, 1.9, 2.0], 1.0, True),
+        ([2.0, 2.1, 2.0, 1.9], 1.0, False),
+        ([0.9, 1.1, 1.0, 0.9, 1.1], 1.0, False),
+        ([0.5, 3.5, 0.6, 2.9, 0.5, 3.0], 1.0, False),
+        ([2.0] * 5, 2.5, False),
+    ],
+    ids=["slower", "too few", "level", "too noisy", "faster"],
+)
+def test_only_what_is_surely_slower_is_stopped(tmp_path, pool, steps, factor, expected):
+    """The best takes `factor` seconds per step."""
+    progress = Progress(tmp_path, reached={0: {}, 1: {}}, steady={0: steps, 1: [0.1] * len(steps)})
+    layout = pool[0].run_candidate.layout
+    best = layout.gbs * pool[0].run_request.workload.seq_len / layout.gpus / factor
+    assert hopeless(pool[0], progress, best) is expected
+    assert not hopeless(pool[0], progress, None)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
