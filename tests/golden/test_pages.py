@@ -69,6 +69,14 @@ def test_the_suggested_plan_is_of_the_same_job(cli, asked, suggested):
     assert sorted(words) == sorted(wanted)
 
 
+@pytest.mark.parametrize(("system", "over"), [("gb200", True), ("h100", False)])
+def test_a_vendor_recipe_over_the_budget_says_so(cli, system, over):
+    said = cli(*shlex.split(f"plan --model llama3-70b --gpus 64 --precision fp8 --top 1 --system {system}"))
+    _, _, about = said.out.partition("\nvendor: ")
+    assert about.startswith("llama3_70b_pretrain_64gpu_")
+    assert ("predicted to be over the budget" in " ".join(about[:300].split())) == over
+
+
 def test_serving_that_does_not_fit_suggests_no_why(cli):
     ran = cli(*shlex.split("estimate --model minimax-m2 --gpus 8 --tp 2 --ep 4 --mode inference --context 4096"))
     assert (ran.code, ran.err) == (1, "")

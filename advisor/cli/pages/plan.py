@@ -61,7 +61,8 @@ def _blocks(plan: Plan, verbose: bool) -> Iterator[Block]:
         rows.append(("vendor", plan.baseline))
     yield candidate_table(f"best layouts by {request.objective}", rows, marked=0)
     if plan.baseline is not None:
-        batch = f"global batch {count(plan.baseline.layout.gbs)}"
+        over = plan.baseline.memory.peak_device_bytes > plan.baseline.memory.budget_bytes
+        batch = f"global batch {count(plan.baseline.layout.gbs)}" + ", predicted to be over the budget" * over
         yield Line(f"vendor: {plan.baseline_name}, the vendor's own recipe as a baseline, {batch}", "dim")
     yield memory_bars(best.memory, request.reserve_bytes, best.layout.pp)
     yield memory_line(best.memory)
