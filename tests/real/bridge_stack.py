@@ -26,6 +26,7 @@ from tests.real import te_stub
 REASON = "megatron.bridge is not installed: make test-bridge"
 # Importing one recipe imports all of them, those of vision models with their data loaders included.
 NOT_NEEDED = ("megatron.energon", "qwen_vl_utils")
+NOT_NEEDED_BY_NEWER = ("torch.utils.tensorboard", "diffusers", "modelopt")
 try:
     VERSION = ".".join(importlib.metadata.version("megatron-bridge").split(".")[:2])
 except importlib.metadata.PackageNotFoundError:
@@ -37,8 +38,8 @@ def require_bridge() -> None:
     """Skip the module where Bridge is absent; make it importable where it is. Nothing is patched when it is absent."""
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.bridge") is None:
         pytest.skip(REASON, allow_module_level=True)
-    stood_in = (*te_stub.NAMES, *NOT_NEEDED)
-    te_stub.install(*stood_in if importlib.util.find_spec("triton") or VERSION == "0.3" else (*stood_in, "triton"))
+    newer = () if VERSION == "0.3" else NOT_NEEDED_BY_NEWER
+    te_stub.install(*te_stub.NAMES, *NOT_NEEDED, *newer)
     sys.modules.setdefault(TRITON_USER, MagicMock())
 
 
@@ -60,6 +61,9 @@ def on_gpus(job: Job) -> Iterator[None]:
     with (
         patch.dict(os.environ, {"WORLD_SIZE": str(job.cluster.gpus), "RANK": "0"}),
         patch("torch.cuda.get_device_properties", lambda *_: seen),
+        # Bridge 0.6 accepts every backend where it sees no device.
+        patch("torch.cuda.is_available", lambda: VERSION == "0.6"),
+        patch("torch.cuda.device_count", lambda: 8 if VERSION == "0.6" else 0),
     ):
         yield
 
@@ -118,6 +122,7 @@ def container(subject: Subject, facts: Facts) -> Any:
     beside: dict[str, Any] = {"validation": config.ValidationConfig(**evaluation)} if apart else {}
     return config.ConfigContainer(
         model=kind(**arguments),
+        **beside,
         train=config.TrainingConfig(train_iters=1000, global_batch_size=32, micro_batch_size=2, **in_train),
         optimizer=optimizer,
         scheduler=scheduler,

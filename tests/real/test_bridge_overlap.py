@@ -33,7 +33,7 @@ pytestmark = pytest.mark.bridge
 NOT_BY_SETUP = (
     "model.moe_token_dispatcher_type", "model.moe_flex_dispatcher_backend", "model.moe_shared_expert_overlap",
     "model.cp_comm_type", "model.hierarchical_context_parallel_sizes", "model.cuda_graph_impl",
-    "model.cuda_graph_scope", "model.use_te_rng_tracker", "rng.te_rng_tracker",
+    "model.cuda_graph_scope", "model.cuda_graph_modules", "model.use_te_rng_tracker", "rng.te_rng_tracker",
     "rerun_state_machine.check_for_nan_in_loss", "mixed_precision.grad_reduce_in_fp32",
     "mixed_precision.fp8_param_gather",
 )  # fmt: skip
