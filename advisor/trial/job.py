@@ -22,6 +22,8 @@ GPT_FIELDS = {
     "rotary_base": "rotary_base",
     "rotary_percent": "rotary_percent",
 }
+# Fields of the latent-attention configuration alone; other models take the rotary base through GPTModel.
+LATENT_ONLY = {"rotary_base", "max_position_embeddings"}
 NOT_CONFIG = {"seq_length", "vocab_size", "make_vocab_size_divisible_by", "share_embeddings_and_output_weights",
               "position_embedding_type", "rotary_percent"}  # fmt: skip
 SPLIT_FIELDS = {
@@ -61,7 +63,8 @@ def make_job(request: Request, candidate: Candidate, drive: Drive) -> dict[str, 
         raise InputError(f"a trial of this layout cannot run: {'; '.join(problems)}", "choose another candidate")
     layout, knobs = candidate.layout, candidate.knobs
     fields = model_fields(request.model, request.workload, facts)
-    config = {name: value for name, value in fields.items() if name not in NOT_CONFIG}
+    left_out = NOT_CONFIG if request.model.has_mla else NOT_CONFIG | LATENT_ONLY
+    config = {name: value for name, value in fields.items() if name not in left_out}
     config |= {name: False for name in OFF_ON_CPU if drive.device == "cpu"}
     config |= _parallel(candidate) | _precision(request, drive) | _moe(request, knobs, drive) | _recompute(knobs)
     config |= _graphs(knobs, drive) | {"mtp_num_layers": candidate.mtp_depth or None}

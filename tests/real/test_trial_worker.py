@@ -130,6 +130,7 @@ def test_effective_settings_are_those_of_the_library(two):
     assert effective("dp-recompute")["recompute_granularity"] == "full"
     assert effective("ep")["moe_token_dispatcher_type"] == "alltoall"
     assert effective("latent")["layer_spec"] == "local"
+    assert all(effective(name)["ignored"] == [] for name in TWO)
 
 
 def test_traces_can_be_measured(two):

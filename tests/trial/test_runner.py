@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("psutil")
 pytest.importorskip("torch")
 
+import jsonschema
 import psutil
 
 from advisor.trial.job import Drive
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.real
 ACTING = (str(Path(__file__).parent / "acting.py"),)
 DRIVE = Drive("cpu", steps=4, warmup=1, profile_steps=0)
 ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "presets" / "schemas" / "trial.schema.json").read_text())
 
 
 @pytest.fixture
@@ -88,6 +90,7 @@ def test_a_crash_names_its_rank_and_the_next_trial_runs(tmp_path, trials):
     store = act(tmp_path, r1="crash")
     crashed, other = run([trials[0], trials[0]], store)
     for one in (crashed, other):
+        jsonschema.validate(one.record, {"$ref": "#/$defs/record", "$defs": SCHEMA["$defs"]})
         assert one.record["outcome"] == "crash"
         assert one.record["failure"]["rank"] == 1
         assert one.record["inside"] is None

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import jsonschema
 import pytest
 
 from tests.trial.layouts import write_estimate, write_plan
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "presets" / "schemas" / "trial.schema.json").read_text())
 
 
 def test_a_dry_run_says_the_commands_and_runs_nothing(cli, tmp_path):
@@ -63,6 +67,7 @@ def test_a_real_trial_from_plan_to_record(cli, tmp_path):
     plan, out = write_estimate(tmp_path, "moe", 1, dispatcher="alltoall", gbs=2), tmp_path / "out"
     args = ["trial", str(plan), "--device", "cpu", "--steps", "4", "--warmup", "1", "--out", str(out)]
     ran = cli(*args, "--format", "json", "--proxy-layers", "2")
+    jsonschema.validate(json.loads(ran.out), SCHEMA)
     (record,) = json.loads(ran.out)["trials"]
     assert record["outcome"] == "measured", record["failure"]
     assert ran.code == (0 if record["inside"] else 1)
