@@ -10,7 +10,7 @@ from advisor.errors import InputError
 from advisor.export.model_fields import model_facts, model_fields, require_supported
 from advisor.search.request import Request
 from advisor.search.stages import megatron_flags
-from advisor.spec.layout import CudaGraph, Dispatcher, Fsdp, Knobs
+from advisor.spec.layout import Dispatcher, Fsdp, Knobs
 from advisor.spec.plan import Candidate
 
 Device = Literal["cuda", "cpu"]
@@ -67,7 +67,7 @@ def make_job(request: Request, candidate: Candidate, drive: Drive) -> dict[str, 
     config = {name: value for name, value in fields.items() if name not in left_out}
     config |= {name: False for name in OFF_ON_CPU if drive.device == "cpu"}
     config |= _parallel(candidate) | _precision(request, drive) | _moe(request, knobs, drive) | _recompute(knobs)
-    config |= _graphs(knobs, drive) | {"mtp_num_layers": candidate.mtp_depth or None}
+    config["mtp_num_layers"] = candidate.mtp_depth or None
     sixteen = "fp32" if request.workload.precision.name == "fp32" else _storage(request)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -110,8 +110,6 @@ def _problems(request: Request, knobs: Knobs, candidate: Candidate, drive: Drive
 
 def stand_ins(request: Request, candidate: Candidate, drive: Drive) -> Iterator[str]:
     """What runs in place of what was planned, in words."""
-    if candidate.knobs.cuda_graph is CudaGraph.full_iteration:
-        yield "no CUDA graph in place of capture of the full iteration"
     if drive.device == "cuda":
         return
     yield "CPU and gloo in place of GPUs and NCCL, the local layer specification in place of Transformer Engine"
@@ -119,8 +117,6 @@ def stand_ins(request: Request, candidate: Candidate, drive: Drive) -> Iterator[
         yield f"alltoall in place of {candidate.knobs.dispatcher.name}"
     if request.workload.precision.quantised:
         yield f"bf16 in place of {request.workload.precision.name}"
-    if candidate.knobs.cuda_graph is CudaGraph.scoped:
-        yield "no CUDA graphs of modules"
     if request.model.is_moe and request.workload.grouped_gemm:
         yield "experts one after another in place of grouped GEMM"
     if any(getattr(layer.mixer, "window", None) for layer in request.model.kinds):
@@ -189,11 +185,6 @@ def _recompute(knobs: Knobs) -> dict[str, Any]:
     if knobs.recompute:
         return {"recompute_granularity": "selective", "recompute_modules": list(knobs.recompute)}
     return {}
-
-
-def _graphs(knobs: Knobs, drive: Drive) -> dict[str, Any]:
-    scoped = knobs.cuda_graph is CudaGraph.scoped and drive.device == "cuda"
-    return {"cuda_graph_impl": "transformer_engine"} if scoped else {}
 
 
 def _ddp(candidate: Candidate) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Proxy trials: the same layer shapes and parallel sizes with fewer layers and microbatches, and the way back.
 
-Rule. The proxy is priced by the same formulae as the full layout. Its measured step over its predicted step is one
-factor, and the full layout is expected to take its own predicted step times that factor. So a proxy corrects the rates
-that the prediction rests on (kernels, communication, host), while how layers, microbatches and the bubble add up stays
-the prediction's. The interval is carried over in the same way: relative to the factor, as wide as the prediction's own.
+Rule. What is run is priced by the same formulae as the layout as planned. Its measured over its predicted step is one
+factor, and the layout as planned is expected to take its own predicted step times that factor. So a proxy corrects the
+rates that the prediction rests on (kernels, communication, host), while how layers, microbatches and the bubble add up
+stays the prediction's. The interval is carried over in the same way, as wide as the prediction's own.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ SCHEMA_VERSION = 1
 def make_record(trial: Trial, outcome: Outcome, folder: Path, ended: Ended) -> dict[str, Any]:
     """The record of one attempt whose files lie in `folder`; JSON types only, null for what is not known.
 
-    `inside` says whether the measured median lies within the predicted interval of what was run. With a proxy, `full`
-    holds what is expected of the whole layout (rule: advisor/trial/proxy.py).
+    `inside` says whether the measured median lies within the predicted interval of what was run. Where that is not
+    the layout as planned, `full` holds what is expected of it (rule: advisor/trial/proxy.py).
     """
     measured = _measured(trial, outcome, folder) if outcome.kind == "measured" else None
     step = trial.predicted
@@ -46,12 +46,14 @@ def make_record(trial: Trial, outcome: Outcome, folder: Path, ended: Ended) -> d
         "measured": measured,
         "inside": None if measured is None else bool(step.low_s <= measured["step_s"] <= step.high_s),
         "ratio": None if measured is None else measured["step_s"] / step.step_s,
-        "full": None if measured is None or trial.proxy_layers is None else _full(trial, measured["step_s"]),
+        "full": None
+        if measured is None or trial.run_candidate is trial.candidate
+        else _full(trial, measured["step_s"]),
         "proxy": None if trial.proxy_layers is None else _proxy(trial),
         "hiding": hiding(folder, trial.run_candidate),
         "memory": {str(rank["rank"]): rank.get("memory") for rank in outcome.ranks},
         "effective": whole.get("effective"),
-        "stand_ins": trial.job["stand_ins"],
+        "stand_ins": list(trial.stand_ins),
         "environment": whole.get("environment"),
     }
     return record
@@ -116,7 +118,7 @@ def _proxy(trial: Trial) -> dict[str, Any]:
 
 
 def _full(trial: Trial, measured_s: float) -> dict[str, Any]:
-    """The proxy's measured / predicted, applied to the predicted step of the whole layout."""
+    """Measured / predicted of what was run, applied to the predicted step of the layout as planned."""
     predicted = _predicted(trial.candidate)
     factor = measured_s / trial.predicted.step_s
     names = ("step_s", "low_s", "high_s")
@@ -124,7 +126,7 @@ def _full(trial: Trial, measured_s: float) -> dict[str, Any]:
         "factor": factor,
         **{name: predicted[name] * factor for name in names},
         "tokens_per_s_per_gpu": predicted["tokens_per_s_per_gpu"] / factor,
-        "rule": "predicted step of the full layout x measured / predicted step of the proxy",
+        "rule": "predicted step of the layout as planned x measured / predicted step of what was run",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ from typing import Any
 
 from advisor.configure.chosen import read_plan
 from advisor.errors import InputError
+from advisor.search.candidates import make_candidates
 from advisor.search.request import Request
-from advisor.spec.layout import Knobs, Layout
+from advisor.spec.layout import CudaGraph, Knobs, Layout
 from advisor.spec.plan import Candidate, StepEstimate
 from advisor.trial.job import Drive, make_job
 from advisor.trial.proxy import make_proxy
@@ -21,7 +23,8 @@ from advisor.trial.proxy import make_proxy
 class Trial:
     """One layout to run. `request` and `candidate` are the plan's; `run_request` and `run_candidate` what is run.
 
-    They differ for a proxy (`proxy_layers` is then not None). Equal keys mean equal jobs.
+    They differ for a proxy (`proxy_layers` is then not None), and where the plan captures CUDA graphs, which a trial
+    runs without. What is run is priced as it is run. Equal keys mean equal jobs.
     """
 
     source: str
@@ -54,6 +57,13 @@ class Trial:
         """Processes of the group."""
         return self.run_candidate.layout.gpus
 
+    @property
+    def stand_ins(self) -> tuple[str, ...]:
+        """What runs in place of what was planned, in words."""
+        graphs = self.candidate.knobs.cuda_graph
+        said = () if graphs is CudaGraph.none else (f"no CUDA graphs in place of {graphs.name} ones, and priced so",)
+        return (*said, *self.job["stand_ins"])
+
 
 def words_of(layout: Layout, knobs: Knobs) -> str:
     """Sizes above 1 of a layout in a word (tp2-pp2-vpp2-mbs1), with the dispatcher of a mixture of experts."""
@@ -67,6 +77,9 @@ def words_of(layout: Layout, knobs: Knobs) -> str:
 def make_trial(source: str, request: Request, candidate: Candidate, drive: Drive, layers: int | None) -> Trial:
     """The trial of a candidate, as a proxy of `layers` layers unless that is None."""
     run_request, run = (request, candidate) if layers is None else make_proxy(request, candidate, layers)
+    if run.knobs.cuda_graph is not CudaGraph.none:
+        knobs = dataclasses.replace(run.knobs, cuda_graph=CudaGraph.none)
+        (run,) = make_candidates(run_request, [(run.layout, knobs)], ranks=[candidate.rank])
     return Trial(source, request, candidate, run_request, run, layers, make_job(run_request, run, drive))
 
 

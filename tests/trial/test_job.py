@@ -107,6 +107,19 @@ def test_a_candidate_that_cannot_run_is_left_out_with_its_reason(tmp_path):
     assert any("FSDP" in words for words in left_out)
 
 
+def test_graphs_are_not_captured_and_not_priced(tmp_path):
+    one = chosen(tmp_path, tp=4, cuda_graph="full_iteration")
+    trial = make_trial("plan", one.request, one.candidate, GPU, None)
+    assert trial.predicted.step_s > one.step.step_s, "the host is not taken out of the step"
+    assert trial.candidate is one.candidate
+    assert any("no CUDA graphs" in words for words in trial.stand_ins)
+    plain = chosen(tmp_path, tp=4)
+    same = make_trial("plan", plain.request, plain.candidate, GPU, None)
+    assert same.key == trial.key
+    assert same.predicted.step_s == pytest.approx(trial.predicted.step_s)
+    assert same.stand_ins == ()
+
+
 class TestProxy:
     """The model of a proxy, and the layout that comes with it."""
 

@@ -45,6 +45,8 @@ def _blocks(ran: Sequence[Ran], records: Sequence[Mapping[str, Any]], left: Sequ
     style = "good" if records and inside == len(ran) else "bad"
     yield Line(f"trial: {inside} of {measured} measured layouts within the predicted interval", "heading")
     yield _table(ran)
+    if any(one.record is not None and not one.fresh for one in ran):
+        yield Line("* recorded by an earlier run", "dim")
     for record in records:
         yield from _failure(record)
     hidden = [(record["name"], one) for record in records for one in record["hiding"]]
@@ -122,9 +124,9 @@ def _share(value: float | None) -> str:
 
 def _full(record: Mapping[str, Any]) -> Facts:
     full, proxy = record["full"], record["proxy"]
-    what = f"proxy of {proxy['layers']} layers, {proxy['num_microbatches']} microbatches"
+    what = "" if proxy is None else f"proxy of {proxy['layers']} layers, {proxy['num_microbatches']} microbatches"
     return Facts(
-        f"{record['name']}: full layout",
+        f"{record['name']}: expected of the layout as planned",
         (
             ("step", f"{figure(full['step_s'])} s", f"{figure(full['low_s'])}-{figure(full['high_s'])}"),
             ("tokens/s per GPU", figure(full["tokens_per_s_per_gpu"]), what),
@@ -160,7 +162,7 @@ def dry_document(trials: Sequence[Trial], left_out: Sequence[str], rules: Rules,
     lines = tuple(Line(row["command"]) for row in rows)
     stands = tuple(
         Line(f"stands in: {words}", "dim")
-        for words in dict.fromkeys(words for trial in trials for words in trial.job["stand_ins"])
+        for words in dict.fromkeys(words for trial in trials for words in trial.stand_ins)
     )
     record = {"schema_version": 1, "dry_run": True, "trials": rows, "left_out": list(left_out)}
     return Document((table, *lines, *stands, *_left_out(left_out)), record, [{**row, "job": None} for row in rows])
