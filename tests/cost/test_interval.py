@@ -9,8 +9,8 @@ from advisor.cost.profile import load_profile
 from advisor.spec.layout import CudaGraph, Dispatcher, Knobs, Layout, table
 from advisor.spec.load.model import load_model
 from advisor.spec.load.system import load_system, make_cluster
-from advisor.spec.split import PipelineSplit
 from advisor.spec.precision import PRECISIONS
+from advisor.spec.split import PipelineSplit
 from advisor.spec.workload import Workload
 
 

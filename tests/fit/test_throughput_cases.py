@@ -52,7 +52,7 @@ def test_gathering_every_token_is_slower_than_sending_those_that_are_needed() ->
 
 
 def test_overlap_of_expert_exchange_brings_what_reports_say() -> None:
-    """B11, skill of NVIDIA-NeMo/Megatron-Bridge: Qwen3-30B-A3B on 16 H100 at EP 16, 41.25 s without and 31.31 s with."""
+    """B11, skill of NVIDIA-NeMo/Megatron-Bridge: Qwen3-30B-A3B, 16 H100, EP 16: 41.25 s without and 31.31 s with."""
     job = {"model": "qwen3-30b-a3b", "gpus": 16, "system": "dgx-h100", "seq_len": 4096, "gbs": 1024, "ep": 16}
     plain, overlapped = (estimate(**job, ep_overlap=on).candidate.step.step_s for on in (False, True))
     assert 1.05 < plain / overlapped < 1.6
