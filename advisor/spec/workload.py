@@ -24,8 +24,8 @@ class Workload:
     local experts in one kernel (False: one after another); `expert_activation_fused` applies their activation and the
     routing weight in one, which saves an intermediate. `vocab_divisor` is Megatron's
     make_vocab_size_divisible_by. `batch` and `context` describe requests in inference mode.
-    `softmax_fused` scales, masks and normalises unfused attention scores in one kernel (False: one torch operation each).
-    `tp_async` runs tensor-parallel gathers and scatters of the backward pass beside weight gradients (Megatron's default).
+    `softmax_fused` scales, masks and normalises unfused attention scores in one kernel (False: a torch operation each).
+    `tp_async` runs tensor-parallel gathers and scatters of the backward pass beside weight gradients (Megatron does).
     `mtp_depth` overrides the number of prediction modules (None = none are trained unless the model is asked for them).
     """
 
