@@ -16,16 +16,11 @@ from advisor.spec.plan import Candidate
 Device = Literal["cuda", "cpu"]
 
 SCHEMA_VERSION = 1
-GPT_FIELDS = {
-    "share_embeddings_and_output_weights": "share_embeddings_and_output_weights",
-    "position_embedding_type": "position_embedding_type",
-    "rotary_base": "rotary_base",
-    "rotary_percent": "rotary_percent",
-}
-# Fields of the latent-attention configuration alone; other models take the rotary base through GPTModel.
-LATENT_ONLY = {"rotary_base", "max_position_embeddings"}
-NOT_CONFIG = {"seq_length", "vocab_size", "make_vocab_size_divisible_by", "share_embeddings_and_output_weights",
-              "position_embedding_type", "rotary_percent"}  # fmt: skip
+GPT_FIELDS = ("share_embeddings_and_output_weights", "position_embedding_type", "rotary_base", "rotary_percent")
+NOT_CONFIG = {
+    "seq_length", "max_position_embeddings", "vocab_size", "make_vocab_size_divisible_by",
+    "share_embeddings_and_output_weights", "position_embedding_type", "rotary_percent",
+}  # fmt: skip
 SPLIT_FIELDS = {
     "account_for_embedding_in_pipeline_split": "account_for_embedding_in_pipeline_split",
     "account_for_loss_in_pipeline_split": "account_for_loss_in_pipeline_split",
@@ -63,8 +58,9 @@ def make_job(request: Request, candidate: Candidate, drive: Drive) -> dict[str, 
         raise InputError(f"a trial of this layout cannot run: {'; '.join(problems)}", "choose another candidate")
     layout, knobs = candidate.layout, candidate.knobs
     fields = model_fields(request.model, request.workload, facts)
-    left_out = NOT_CONFIG if request.model.has_mla else NOT_CONFIG | LATENT_ONLY
-    config = {name: value for name, value in fields.items() if name not in left_out}
+    config = {name: value for name, value in fields.items() if name not in NOT_CONFIG}
+    if not request.model.has_mla:  # GPTModel takes the rotary base, but latent attention reads its own configuration
+        config.pop("rotary_base", None)
     config |= {name: False for name in OFF_ON_CPU if drive.device == "cpu"}
     config |= _parallel(candidate) | _precision(request, drive) | _moe(request, knobs, drive) | _recompute(knobs)
     config["mtp_num_layers"] = candidate.mtp_depth or None
@@ -73,7 +69,7 @@ def make_job(request: Request, candidate: Candidate, drive: Drive) -> dict[str, 
         "schema_version": SCHEMA_VERSION,
         "config": {name: value for name, value in config.items() if value is not None},
         "gpt": {
-            **{to: fields[name] for name, to in GPT_FIELDS.items() if name in fields},
+            **{name: fields[name] for name in GPT_FIELDS if name in fields},
             "vocab_size": candidate.memory.padded_vocab,
             "max_sequence_length": request.model.position_embeddings or request.workload.seq_len,
         },

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -57,16 +59,27 @@ def run_many(folder: Path, layouts: dict, ranks: int) -> dict[str, list[dict]]:
     }
 
 
+def once(tmp_path_factory, name: str, layouts: dict, ranks: int) -> tuple[Path, dict[str, list[dict]]]:
+    """As `run_many`, by the first of the test processes (pytest -n) that gets here; the others read its results."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / f"worker-{name}"
+    with (folder.parent / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        results = folder / "results.json"
+        if not results.exists():
+            folder.mkdir()
+            results.write_text(json.dumps(run_many(folder, layouts, ranks)))
+    return folder, json.loads(results.read_text())
+
+
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two")
-    return folder, run_many(folder, TWO, 2)
+    return once(tmp_path_factory, "two", TWO, 2)
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("four")
-    return folder, run_many(folder, FOUR, 4)
+    return once(tmp_path_factory, "four", FOUR, 4)
 
 
 def check_training(model: str, ranks: list[dict]) -> None:
