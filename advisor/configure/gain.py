@@ -99,7 +99,7 @@ def gains(job: Job) -> tuple[Gain, ...]:
     for dial in dials:
         sides += [dial.on(job.knobs), dial.off(job.knobs)]
     columns = table([job.layout] * len(sides), sides)
-    columns_step = step(job.model, job.cluster, job.workload, columns, load_profile(job.gpu.name))
+    columns_step = step(job.model, job.cluster, job.workload, columns, load_profile(job.gpu))
     found = []
     for i, dial in enumerate(dials):
         now, note = dial.reads(job.knobs), dial.applies or _refused(job, sides[2 * i : 2 * i + 2])

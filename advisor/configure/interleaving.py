@@ -46,7 +46,7 @@ def interleavings(job: Job, budget_bytes: float) -> tuple[Interleaving, ...]:
         return ()
     columns = table(layouts, [job.knobs] * len(layouts))
     sizes = memory(job.model, job.cluster, job.workload, columns)
-    times = step(job.model, job.cluster, job.workload, columns, load_profile(job.gpu.name))
+    times = step(job.model, job.cluster, job.workload, columns, load_profile(job.gpu))
     weights = stage_weights(job.model, job.workload, job.workload.mtp_depth)
     found = []
     for i, layout in enumerate(layouts):

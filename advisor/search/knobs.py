@@ -148,8 +148,17 @@ def _overlaps(model: Model, workload: Workload, traits: Traits) -> list[dict[str
     return found
 
 
-def _graphs(model: Model, workload: Workload) -> list[dict[str, Any]]:
+def _graphs(model: Model, cluster: Cluster, workload: Workload, traits: Traits) -> list[dict[str, Any]]:
+    """Graphs of a whole iteration need static shapes: no experts, padded experts, or HybridEP with a rank budget.
+
+    The budget drops no token while routing is balanced; for dropless routing it would change the mathematics. Published
+    recipes run experts in such graphs from Blackwell on only. Elsewhere the choice is left to whoever pins it.
+    """
     static = not model.is_moe or workload.pad_to_capacity
+    published = cluster.gpu.arch.startswith(("blackwell", "rubin"))
+    if not static and published and traits.dispatched and workload.routing == "balanced":
+        hybrid = Case(model, cluster, workload, _probe("dispatcher", Dispatcher.hybridep))
+        (static,) = _fine(hybrid, GATES)
     kinds = (
         (CudaGraph.none, CudaGraph.scoped, CudaGraph.full_iteration) if static else (CudaGraph.none, CudaGraph.scoped)
     )
@@ -195,7 +204,7 @@ def knob_axes(  # noqa: PLR0917
         choices += [
             [*recompute_ladder(model, workload)],
             _overlaps(model, workload, traits),
-            _graphs(model, workload),
+            _graphs(model, cluster, workload, traits),
             _states(workload, traits),
         ]
     fields = {field.name for field in dataclasses.fields(Knobs)}

@@ -18,7 +18,7 @@ from advisor.units import GIB
 
 PARETO_STEP = 0.97
 EQUAL_TIME = 1.01
-EQUAL_BYTES = GIB
+EQUAL_BYTES = 4 * GIB
 SIMPLER = ("pp", "vpp", "tp", "cp", "etp", "ep", "mbs")
 
 

@@ -25,7 +25,7 @@ def _entries(step_s, device_bytes):
 @given(st.lists(st.tuples(FIGURE, FIGURE, st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=30))
 def test_order_is_that_of_sorted(objective, rows):
     step_s, device, tp, pp = (np.array(column) for column in zip(*rows, strict=True))
-    device = device * GIB
+    device = device * 4 * GIB
     one = np.ones(len(rows), dtype=np.int64)
     layout = dict.fromkeys(rank.SIMPLER, one) | {"tp": tp, "pp": pp}
 
@@ -44,7 +44,7 @@ def test_one_per_cent_of_time_is_worth_no_memory(first, second, first_gib, secon
     layout = dict.fromkeys(rank.SIMPLER, np.ones(3, dtype=np.int64))
     found = rank.order(_entries(step_s, device), layout, "throughput").tolist()
     classes = [math.floor(math.log(float(np.float32(one))) / math.log(1.01)) for one in step_s]
-    ranked = [(classes[i], device[i] // GIB) for i in found]
+    ranked = [(classes[i], device[i] // (4 * GIB)) for i in found]
     assert ranked == sorted(ranked)
 
 

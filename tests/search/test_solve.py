@@ -71,12 +71,12 @@ def _brute_force(name):
 
 
 def _in_steps(ones, objective):
-    """Sorted by steps of 1 % above the fastest and of 1 GiB, then simplicity, then the exact figures."""
+    """Sorted by steps of 1 % above the fastest and of 4 GiB, then simplicity, then the exact figures."""
     fastest = min(np.float32(one.step_s) for one in ones)
 
     def key(one):
         exact = [np.float32(one.step_s), np.float32(one.device)]
-        steps = [np.floor(np.log(exact[0] / fastest) / np.log(1.01)), np.floor(exact[1] / GIB)]
+        steps = [np.floor(np.log(exact[0] / fastest) / np.log(1.01)), np.floor(exact[1] / (4 * GIB))]
         if objective == "memory":
             exact.reverse()
             steps.reverse()
