@@ -1,8 +1,8 @@
 """Choices within a row: which knobs make sense for a group of rows, as independent axes.
 
-Axes: recompute rung, dispatcher, what overlaps the dispatch, CUDA graph, where optimizer and parameters live, and the
-context-parallel exchange. The first entry of every axis is the base, so an axis lists what may change. Fields pinned
-by the user keep their value everywhere. FSDP, optimizer offload and optimizer instances are alternatives of one axis:
+Axes: dispatcher with CUDA graph, context-parallel exchange, recompute rung, what overlaps the dispatch, and where
+optimizer and parameters live. The first entry of every axis is the base, so an axis lists what may change. Fields that
+the user pins keep their value everywhere. FSDP, optimizer offload and optimizer instances are alternatives of one axis:
 each replaces the plain distributed optimizer.
 """
 
@@ -148,21 +148,23 @@ def _overlaps(model: Model, workload: Workload, traits: Traits) -> list[dict[str
     return found
 
 
-def _graphs(model: Model, cluster: Cluster, workload: Workload, traits: Traits) -> list[dict[str, Any]]:
-    """Graphs of a whole iteration need static shapes: no experts, padded experts, or HybridEP with a rank budget.
+def _captured(
+    model: Model, workload: Workload, dispatchers: Sequence[dict[str, Any]], pinned: CudaGraph | None
+) -> list[dict[str, Any]]:
+    """Dispatchers with the CUDA graphs each can run in, one axis: most pairs with a whole iteration are illegal.
 
-    The budget drops no token while routing is balanced; for dropless routing it would change the mathematics. Published
-    recipes run experts in such graphs from Blackwell on only. Elsewhere the choice is left to whoever pins it.
+    A graph of the whole iteration needs static shapes: no experts, padded experts, or HybridEP with a rank budget. The
+    budget drops no token while routing is balanced; for dropless routing it would change the mathematics, so that the
+    choice is left to whoever pins it.
     """
-    static = not model.is_moe or workload.pad_to_capacity
-    published = cluster.gpu.arch.startswith(("blackwell", "rubin"))
-    if not static and published and traits.dispatched and workload.routing == "balanced":
-        hybrid = Case(model, cluster, workload, _probe("dispatcher", Dispatcher.hybridep))
-        (static,) = _fine(hybrid, GATES)
-    kinds = (
-        (CudaGraph.none, CudaGraph.scoped, CudaGraph.full_iteration) if static else (CudaGraph.none, CudaGraph.scoped)
-    )
-    return [{"cuda_graph": kind} for kind in kinds]
+    static = not model.is_moe or workload.pad_to_capacity or pinned is not None
+    budgeted = {Dispatcher.hybridep} if workload.routing == "balanced" else set()
+    return [
+        {**one, "cuda_graph": graph}
+        for graph in (CudaGraph if pinned is None else (pinned,))
+        for one in dispatchers
+        if graph != CudaGraph.full_iteration or static or one["dispatcher"] in budgeted
+    ]
 
 
 def _states(workload: Workload, traits: Traits) -> list[dict[str, Any]]:
@@ -199,16 +201,17 @@ def knob_axes(  # noqa: PLR0917
     another value (or several, as a tuple): an axis of its own.
     """
     training = workload.mode == "train"
-    choices = [_dispatchers(model, cluster, workload, traits), _exchanges(model, cluster, workload, traits)]
-    if training:
-        choices += [
-            [*recompute_ladder(model, workload)],
-            _overlaps(model, workload, traits),
-            _graphs(model, cluster, workload, traits),
-            _states(workload, traits),
-        ]
     fields = {field.name for field in dataclasses.fields(Knobs)}
     pinned = {name: value for name, value in fixed.items() if name in fields}
+    dispatchers = _dispatchers(model, cluster, workload, traits)
+    if "dispatcher" in pinned:
+        dispatchers = [{"dispatcher": pinned["dispatcher"]}]
+    choices = [
+        _captured(model, workload, dispatchers, pinned.get("cuda_graph")) if training else dispatchers,
+        _exchanges(model, cluster, workload, traits),
+    ]
+    if training:
+        choices += [[*recompute_ladder(model, workload)], _overlaps(model, workload, traits), _states(workload, traits)]
     first = {name: value for axis in choices for name, value in axis[0].items()}
     base = Knobs(**{"tp_overlap": training and traits.buffered, **first, **pinned})
     for name, value in extra.items():

@@ -213,8 +213,19 @@ def test_axes_follow_traits():
         assert (Fsdp.optim_grads_params in values["fsdp"]) == (traits.sharded and not traits.pipelined)
         assert (2 in values["optimizer_instances"]) == traits.halved
         assert (CpComm.all_gather in values["cp_comm"]) == traits.cp
-        assert CudaGraph.full_iteration not in values["cuda_graph"]
+        whole = {one.dispatcher for axis in axes for one in axis if one.cuda_graph == CudaGraph.full_iteration}
+        assert whole == ({Dispatcher.hybridep} if traits.dispatched else set()), "static shapes need a rank budget"
         assert len(index)
+
+
+def test_dropless_experts_run_in_no_whole_graph_unless_it_is_pinned():
+    job = dataclasses.replace(JOB, routing="dropless")
+    free = [one for *_, axes in every_axes("deepseek-v3", cluster_of(64), job) for axis in axes for one in axis]
+    assert CudaGraph.full_iteration not in {one.cuda_graph for one in free}
+    fixed = {"cuda_graph": CudaGraph.full_iteration}
+    for traits, _, axes in every_axes("deepseek-v3", cluster_of(64), job, fixed):
+        assert {one.cuda_graph for axis in axes for one in axis} == {CudaGraph.full_iteration}
+        assert (Dispatcher.hybridep in {one.dispatcher for axis in axes for one in axis}) == traits.dispatched
 
 
 def test_pinned_knobs_stay_and_the_rest_is_searched():
