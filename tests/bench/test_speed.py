@@ -7,6 +7,8 @@ import of its runtime dependencies, 16,384 GPUs within 4 times the time of 64, a
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
 import resource
 import subprocess
@@ -17,13 +19,15 @@ import numpy as np
 import pytest
 
 from advisor.cost.memory import memory
-from advisor.cost.profile import load_profile
+from advisor.cost.profile import forget, load_profile
 from advisor.cost.step import step
 from advisor.rules import legality
 from advisor.search.parts import make_parts
 from advisor.search.request import resolve
 from advisor.search.solve import search
 from advisor.search.sources import Setting
+from advisor.search.space import layouts
+from advisor.search.stages import balanced_split
 from advisor.spec.layout import KNOB_COLUMNS, Columns, Dispatcher, Knobs, knob_values
 
 pytestmark = pytest.mark.bench
@@ -106,6 +110,27 @@ def test_the_cold_command_against_its_dependencies(run):
     shown = _least(run("-m", "advisor", "--help"))
     print(f"\ncold plan: {cold / imports:.2f} x the import of the runtime dependencies (5 asked for)")
     print(f"advisor --help: {shown / imports:.2f} x")
+
+
+def test_the_pieces_of_a_search():
+    for gpus, gbs in ((64, 512), (16_384, 16_384)):
+        request = _request(gpus, gbs)
+        job = (request.model, request.cluster, request.workload)
+        took = _least(lambda job=job, gbs=gbs: layouts(*job, gbs, {}))
+        print(f"\nlayouts of {gpus:,} GPUs enumerated in {took * 1e3:.0f} ms")
+    request, vocabularies = _request(64, 512), itertools.count(50_000)
+
+    def deal():  # another vocabulary every time, so that nothing is cached
+        model = dataclasses.replace(request.model, vocab_size=next(vocabularies))
+        balanced_split(model, request.workload, 16, 3, 0)
+
+    print(f"62 layers dealt over 48 chunks in {_least(deal) * 1e3:.1f} ms")
+
+    def read():
+        forget()
+        load_profile(request.cluster.gpu.name)
+
+    print(f"a profile read in {_least(read) * 1e3:.1f} ms (50 asked for)")
 
 
 def test_peak_memory(run):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -41,14 +40,12 @@ def test_one_clear_error(name, tmp_path, cli):
     text, word = BAD[name]
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
-    before = time.monotonic()
     ran = cli("check", str(path), "--format", "json")
     assert ran.code == 2, ran.out
     assert ran.out == ""
     assert ran.err.startswith("error:")
     assert ran.err.count("error:") == 1
     assert word in ran.err
-    assert time.monotonic() - before < 20
 
 
 def test_a_log_of_200_mb_is_read_in_part_only(tmp_path, cli, monkeypatch):

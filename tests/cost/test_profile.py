@@ -2,7 +2,6 @@ import ast
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -202,17 +201,10 @@ def test_a_profile_of_the_user_wins(tmp_path, monkeypatch):
     assert load_profile("h20").coefficients["tp_exposed"].source == "own trial"
 
 
-def test_profiles_are_small_and_quick_to_read(monkeypatch):
+def test_profiles_are_small():
     for gpu in gpu_names():
         files = [PROFILES / "kernels" / f"{gpu}.json", PROFILES / "fitted" / f"{gpu}.yaml"]
         assert sum(path.stat().st_size for path in files if path.exists()) < 2**20
-    monkeypatch.setattr("advisor.cost.profile._CACHE", [])
-    best = 1.0
-    for gpu in gpu_names()[:6]:
-        start = time.perf_counter()
-        load_profile(gpu)
-        best = min(best, time.perf_counter() - start)
-    assert best < 0.05
 
 
 def test_reading_a_profile_imports_no_heavy_package():

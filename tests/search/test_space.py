@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 from collections import Counter
 
 import numpy as np
@@ -125,20 +124,6 @@ def test_rows_come_in_the_same_order_every_time():
     first, second = (layouts(model, cluster, JOB, 512, {}) for _ in range(2))
     assert rows_of(first) == rows_of(second)
     assert first.rejected == second.rejected
-
-
-def test_more_gpus_never_take_much_longer():
-    """16,384 GPUs have 28 times the candidates of 64; falling early keeps the time about the same."""
-    model = load_model("minimax-m2")
-    took = {}
-    for gpus in (64, 16384):
-        cluster = cluster_of(gpus)
-        layouts(model, cluster, JOB, gpus, {})  # splits are cached from here on
-        start = time.perf_counter()
-        layouts(model, cluster, JOB, gpus, {})
-        took[gpus] = time.perf_counter() - start
-    assert took[64] < 0.3
-    assert took[16384] < 0.6
 
 
 @given(st.integers(1, 130), st.integers(1, 64))
