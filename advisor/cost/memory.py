@@ -162,9 +162,13 @@ def _sum(terms: Mapping[str, Array]) -> Array:
 
 
 def _max(values: list[Array]) -> Array:
-    highest = values[0]
-    for value in values[1:]:
-        highest = np.maximum(highest, value)
+    """Largest of the values, smallest shape first; an array that is ours already takes the next maximum in place."""
+    highest, *rest = sorted(values, key=np.size)
+    ours = False
+    for value in rest:
+        fits = ours and np.broadcast_shapes(highest.shape, value.shape) == highest.shape
+        highest = np.maximum(highest, value, out=highest if fits else None)
+        ours = True
     return highest
 
 

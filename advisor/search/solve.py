@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -28,6 +29,7 @@ from advisor.spec.layout import Array, Columns, Knobs, Layout
 from advisor.spec.plan import Candidate
 
 PIECE = 1 << 19
+WORKERS = 2
 MOST_PARETO = 8
 SEEDS = 8
 MOST_FAMILIES = 8
@@ -92,11 +94,11 @@ class _Timed:
 class _Sweep:
     """One pass over a table: piece by piece, with the counts and the entries worth keeping."""
 
-    def __init__(self, request: Request, rejected: Mapping[str, int]) -> None:
+    def __init__(self, request: Request) -> None:
         self.request = request
         self.job = (request.model, request.cluster, request.workload)
         self.profile = load_profile(request.cluster.gpu)
-        self.rejected: Counter[str] = Counter(rejected)
+        self.rejected: Counter[str] = Counter()
         self.feasible = 0
         self.best: list[rank.Entries] = []
         self.front: list[rank.Entries] = []
@@ -199,24 +201,42 @@ def search_parts(
     request: Request, parts: tuple[Part, ...], before: int = 0, rejected: Mapping[str, int] | None = None
 ) -> Found:
     """Search given parts; `before` and `rejected` are what was counted before them."""
-    sweep = _Sweep(request, rejected or {})
-    for number, part in enumerate(parts):
-        for piece in chunks(part, PIECE):
-            sweep.piece(number, part, piece)
-    best = rank.joined(sweep.best)
+    sweeps = _swept(request, parts)
+    best = rank.joined([one for sweep in sweeps for one in sweep.best])
     best = best.take(rank.order(best, layout_of(parts, best), request.objective))
-    front = rank.joined(sweep.front)
+    front = rank.joined([one for sweep in sweeps for one in sweep.front])
     front = front.take(rank.pareto(front.step_s, front.device_bytes))
+    counts = sum((sweep.rejected for sweep in sweeps), Counter(rejected or {}))
     return Found(
         request=request,
         parts=parts,
         searched=before + sum(part.entries for part in parts),
-        feasible=sweep.feasible,
-        rejected=MappingProxyType(dict(sorted(sweep.rejected.items(), key=lambda item: (-item[1], item[0])))),
+        feasible=sum(sweep.feasible for sweep in sweeps),
+        rejected=MappingProxyType(dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))),
         best=best,
         front=front,
-        nearest_miss=rank.joined(sweep.misses),
+        nearest_miss=rank.joined([one for sweep in sweeps for one in sweep.misses]),
     )
+
+
+def _swept(request: Request, parts: tuple[Part, ...]) -> list[_Sweep]:
+    """Sweeps that share the pieces of all parts, each on a thread: numpy works on large arrays without the lock.
+
+    Who takes which piece is fixed and the sweeps are joined in order, so that an answer does not depend on timing.
+    """
+    pieces = [(number, part, piece) for number, part in enumerate(parts) for piece in chunks(part, PIECE)]
+    sweeps = [_Sweep(request) for _ in range(min(WORKERS, max(1, len(pieces))))]
+
+    def run(worker: int) -> None:
+        for number, part, piece in pieces[worker :: len(sweeps)]:
+            sweeps[worker].piece(number, part, piece)
+
+    if len(sweeps) == 1:
+        run(0)
+    else:
+        with ThreadPoolExecutor(len(sweeps)) as pool:
+            list(pool.map(run, range(len(sweeps))))
+    return sweeps
 
 
 def layout_of(parts: tuple[Part, ...], entries: rank.Entries) -> dict[str, Array]:
