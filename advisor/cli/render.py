@@ -6,14 +6,12 @@ terminals of 120 columns (the width of a wider or narrower terminal is taken whe
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
 import os
 import re
 import sys
-import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import click
 
+from advisor import files
 from advisor.cli.document import Bars, Block, Document, Facts, Line, Table
 from advisor.cli.figures import figure
 from advisor.errors import InputError
@@ -161,17 +160,9 @@ def show(document: Document, output: Output) -> None:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a whole file or nothing, so that a reader never meets half of it."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text if text.endswith("\n") else text + "\n")
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, path)
+        files.write_text(path, text if text.endswith("\n") else text + "\n")
     except OSError as problem:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
         raise InputError(f"--out {path}: {problem.strerror}") from problem
 
 

@@ -7,6 +7,7 @@ values in fitted/*.yaml, factors.json, intervals.yaml and runs/predictions.csv.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from advisor import data
+from advisor import data, files
 from advisor.cost import interval, profile
 from advisor.fit import committed
 from advisor.fit.calibrate import LeftOut, leave_out
@@ -51,7 +52,7 @@ def refit(folder: Path) -> None:
         **_record(found),
         "stacks": {name: _record(one) for name, one in own.items()},
     }
-    (folder / committed.FACTORS).write_text(_compact(record), encoding="utf-8")
+    files.write_text(folder / committed.FACTORS, _compact(record))
     _forget()
     rows = predict_rows(runs, "model")
     write_intervals(rows, folder / interval.QUANTILES)
@@ -96,15 +97,16 @@ def write_intervals(rows: Sequence[Row], path: Path) -> None:
         for name, one in found.items()
     ]
     text = _CLASS.sub("", path.read_text(encoding="utf-8"))
-    path.write_text(text.replace("classes:\n", "classes:\n" + "".join(lines)), encoding="utf-8")
+    files.write_text(path, text.replace("classes:\n", "classes:\n" + "".join(lines)))
 
 
 def write_predictions(rows: Sequence[Row], path: Path) -> None:
     """One line per published run: measured, predicted without its model, interval, and what memory says."""
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, list(_prediction(rows[0])), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(_prediction(row) for row in rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(_prediction(rows[0])), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_prediction(row) for row in rows)
+    files.write_text(path, text.getvalue())
 
 
 def _prediction(row: Row) -> dict[str, str]:

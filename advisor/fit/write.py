@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from advisor import files
 from advisor.fit.calibrate import Fit
 
 _ENTRY = re.compile(r"^(?P<indent> *)(?P<name>[a-z0-9_]+): \{value: (?P<value>[^,]+), (?P<rest>.*)\}(?P<tail>.*)$")
@@ -25,7 +26,7 @@ def write_fit(fit: Fit, folder: Path, note: str) -> list[Path]:
         before = path.read_text(encoding="utf-8")
         after = _turned_text(before, path.stem, fit, folder, note)
         if after != before:
-            path.write_text(after, encoding="utf-8")
+            files.write_text(path, after)
             changed.append(path)
     return changed
 

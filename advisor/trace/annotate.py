@@ -7,20 +7,17 @@ found and process ids get the rank before them, since machines share them. A fil
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from io import BufferedWriter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from advisor.errors import InputError
+from advisor.files import replaced
 from advisor.trace.analysis import Analysis, Part, Rank
 from advisor.trace.chunks import EventStream, opened
 from advisor.trace.files import read
@@ -44,26 +41,18 @@ def write_annotated(analysis: Analysis, path: Path) -> None:
     Raises:
         InputError: the file cannot be written, or an input has gone since it was measured.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with ExitStack() as stack:
-            raw = stack.enter_context(os.fdopen(handle, "wb"))
-            out: BufferedWriter | gzip.GzipFile = raw
+            raw = stack.enter_context(replaced(path))
+            out: BinaryIO | gzip.GzipFile = raw
             if path.suffix == ".gz":
                 out = stack.enter_context(gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=5, filename="", mtime=0))
             _write(analysis, out)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, path)
     except OSError as problem:
         raise InputError(f"--out {path}: {problem.strerror}") from problem
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
 
 
-def _write(analysis: Analysis, out: BufferedWriter | gzip.GzipFile) -> None:
+def _write(analysis: Analysis, out: BinaryIO | gzip.GzipFile) -> None:
     parts = [part for rank in analysis.ranks for part in rank.parts]
     several = len(parts) > 1
     # One file keeps its own time stamps; several are laid on one clock that begins with the earliest of them.

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from advisor import files
 from advisor.cost.profile import COLLECTIVES
 from advisor.errors import EnvironmentMissingError
 from advisor.trial.outcome import outcome_of
@@ -233,8 +234,6 @@ def write_profile(measured: Measured, folder: Path) -> dict[str, Path]:
     for what, (relative, text) in texts.items():
         path = folder / relative
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.part")
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        files.write_text(path, text)
         paths[what] = path
     return paths
