@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -133,14 +133,9 @@ def parse_time(text: str) -> int:
 
 def launch(chosen: Chosen, wanted: Wanted, settings: Resiliency) -> Launch:
     """The job of a plan. Raises InputError for a layout that does not fill nodes, and for wishes that cannot work."""
-    _check_texts(wanted)
-    per_node, nodes = _nodes(chosen)
+    job = placed(chosen, wanted)
     spares = settings.setup.spares if wanted.style == "ft_launcher" or settings.wishes.in_process else 0
-    mounts = parse_mounts(wanted.mounts)
-    folders, workdir, log_dir = _folders(wanted, mounts)
-    facts = _gpu_facts(chosen)
     lead = settings.limits.preempt_lead_s
-    signal = "TERM" if _signalled(wanted, settings) else ""
     if wanted.time_s <= 2 * lead:
         raise InputError(
             f"--time {wanted.time_s} s leaves no room to train: saving before the limit takes {lead} s",
@@ -148,19 +143,47 @@ def launch(chosen: Chosen, wanted: Wanted, settings: Resiliency) -> Launch:
         )
     folder = settings.wishes.checkpoint_dir or ""
     if folder.startswith("/"):
-        require_shared("--checkpoint-dir", folder, mounts, container=bool(wanted.container))
-        folder = outside_path(folder, mounts)
+        require_shared("--checkpoint-dir", folder, job.mounts, container=bool(wanted.container))
+        folder = outside_path(folder, job.mounts)
+    settled = {value.path: Variable(value.path, str(value.value), value.reason, "resiliency")
+               for value in settings.environment}  # fmt: skip
+    return replace(
+        job,
+        spare_nodes=spares,
+        segment=_segment(job.nodes + spares, chosen, job.gpus_per_node) if job.segment else 0,
+        lead_s=lead,
+        signal="TERM" if _signalled(wanted, settings) else "",
+        environment=_environment(chosen, wanted, settled),
+        max_restarts=settings.max_restarts,
+        sections=settings.limits.sections,
+        outside_section_s=settings.limits.outside_s,
+        ends_itself=settings.wishes.preemption and wanted.style == "torchrun",
+        in_process=settings.wishes.in_process,
+        checkpoint_dir=folder if folder.startswith("/") else "",
+        notes=_notes(chosen, job.nodes, spares, wanted.style),
+    )
+
+
+def placed(chosen: Chosen, wanted: Wanted) -> Launch:
+    """The job of a plan as one that saves nothing and is followed by nobody: nodes, tasks, folders and environment.
+
+    Raises InputError for a layout that does not fill nodes, and for texts and folders that cannot work.
+    """
+    _check_texts(wanted)
+    per_node, nodes = _nodes(chosen)
+    mounts = parse_mounts(wanted.mounts)
+    folders, workdir, log_dir = _folders(wanted, mounts)
     return Launch(
         style=wanted.style,
         name=wanted.name or f"{chosen.model.name}-{chosen.cluster.gpus}",
         nodes=nodes,
-        spare_nodes=spares,
+        spare_nodes=0,
         gpus_per_node=per_node,
-        segment=_segment(nodes + spares, chosen, per_node) if facts["segment"] else 0,
-        ranks_per_numa_node=int(facts["ranks_per_numa_node"]) if _numa(wanted, per_node) else 0,
+        segment=_segment(nodes, chosen, per_node) if _gpu_facts(chosen)["segment"] else 0,
+        ranks_per_numa_node=int(_gpu_facts(chosen)["ranks_per_numa_node"]) if _numa(wanted, per_node) else 0,
         time_s=wanted.time_s,
-        lead_s=lead,
-        signal=signal,
+        lead_s=0,
+        signal="",
         account=wanted.account,
         partition=wanted.partition,
         qos=wanted.qos,
@@ -169,7 +192,7 @@ def launch(chosen: Chosen, wanted: Wanted, settings: Resiliency) -> Launch:
         folders=folders,
         workdir=workdir,
         log_dir=log_dir,
-        environment=_environment(chosen, wanted, settings),
+        environment=_environment(chosen, wanted, {}),
         secrets=tuple(check_secret_name(name) for name in wanted.secrets),
         command=wanted.command,
         python=wanted.command[0].endswith(".py"),
@@ -177,14 +200,14 @@ def launch(chosen: Chosen, wanted: Wanted, settings: Resiliency) -> Launch:
         gres=wanted.gres,
         exclusive=wanted.exclusive,
         restarts=wanted.restarts,
-        max_restarts=settings.max_restarts,
-        sections=settings.limits.sections,
-        outside_section_s=settings.limits.outside_s,
-        ends_itself=settings.wishes.preemption and wanted.style == "torchrun",
-        in_process=settings.wishes.in_process,
-        checkpoint_dir=folder if folder.startswith("/") else "",
+        max_restarts=0,
+        sections="",
+        outside_section_s=0,
+        ends_itself=False,
+        in_process=False,
+        checkpoint_dir="",
         fresh=wanted.fresh,
-        notes=_notes(chosen, nodes, spares, wanted.style),
+        notes=_notes(chosen, nodes, 0, wanted.style),
     )
 
 
@@ -273,12 +296,10 @@ def _folders(wanted: Wanted, mounts: Sequence[Mount]) -> tuple[Mapping[str, str]
     return MappingProxyType(folders), workdir, log_dir
 
 
-def _environment(chosen: Chosen, wanted: Wanted, settings: Resiliency) -> tuple[Variable, ...]:
+def _environment(chosen: Chosen, wanted: Wanted, settled: Mapping[str, Variable]) -> tuple[Variable, ...]:
     """Variables of the plan, those of the resiliency settings over them, the given ones over all."""
     job = Job(chosen.model, chosen.cluster, chosen.workload, chosen.layout, chosen.knobs)
-    found = {one.name: one for one in variables(job)}
-    for value in settings.environment:
-        found[value.path] = Variable(value.path, str(value.value), value.reason, "resiliency")
+    found = {one.name: one for one in variables(job)} | {**settled}
     for name, text in wanted.variables.items():
         found[name] = Variable(name, text, "given", "given")
     return tuple(found.values())
