@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from advisor.errors import EnvironmentMissingError
+
 PACKAGE_DIR = Path(__file__).resolve().parent
 
 
@@ -28,6 +30,17 @@ def find(kind: str, relative: str) -> Path | None:
         if candidate.is_file():
             return candidate
     return None
+
+
+def require(kind: str, relative: str) -> Path:
+    """Path of a file that comes with the advisor; EnvironmentMissingError when no root of `kind` has it."""
+    path = find(kind, relative)
+    if path is None:
+        raise EnvironmentMissingError(
+            f"{kind}/{relative} is missing from this installation",
+            f"reinstall the package, or set ADVISOR_{kind.upper()}",
+        )
+    return path
 
 
 def listing(kind: str, folder: str, suffix: str) -> dict[str, Path]:

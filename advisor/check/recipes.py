@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from advisor import data
-from advisor.errors import AdvisorError, EnvironmentMissingError
+from advisor.errors import AdvisorError
 from advisor.rules.grid import attention_heads, dense_widths, expert_parts, key_groups
 from advisor.rules.lint.setup import SHORT
 from advisor.spec.load.model import load_model
@@ -22,10 +22,7 @@ _GPUS = re.compile(r"(\d+)gpu")
 
 def preset(name: str) -> str:
     """Text of a file of presets. EnvironmentMissingError if the package lacks it."""
-    path = data.find("presets", name)
-    if path is None:
-        raise EnvironmentMissingError(f"presets/{name} is missing", hint="reinstall the package")
-    return path.read_text(encoding="utf-8")
+    return data.require("presets", name).read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=1)

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from advisor import data
-from advisor.errors import EnvironmentMissingError
 from advisor.search.values import choice
 from advisor.spec.load.fields import read_yaml_mapping
 from advisor.spec.plan import Kind
@@ -75,10 +74,7 @@ def _facts(section: Mapping[str, Any]) -> MappingProxyType[str, Fact]:
 @lru_cache(maxsize=1)
 def reliability_facts() -> ReliabilityFacts:
     """The table of presets/reliability.yaml; EnvironmentMissingError when no presets are found."""
-    path = data.find("presets", "reliability.yaml")
-    if path is None:
-        raise EnvironmentMissingError("presets/reliability.yaml is missing", "reinstall, or set ADVISOR_PRESETS")
-    table = read_yaml_mapping(path)
+    table = read_yaml_mapping(data.require("presets", "reliability.yaml"))
     rates = {
         name: Rate(
             name, float(one["per_gpu_hour"]) / SECONDS_PER_HOUR, one["hardware_share"], one["kind"], one["source"]

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 from advisor import data
-from advisor.errors import EnvironmentMissingError
 from advisor.spec.hardware import Cluster, Gpu
 from advisor.spec.layout import Knobs, Layout
 from advisor.spec.load.fields import read_yaml_mapping
@@ -43,7 +42,4 @@ def capability_major(gpu: Gpu) -> int:
 @lru_cache(maxsize=8)
 def preset(name: str) -> dict[str, Any]:
     """A YAML file of presets/ as a mapping; EnvironmentMissingError when the installation lacks it."""
-    path = data.find("presets", name)
-    if path is None:
-        raise EnvironmentMissingError(f"presets/{name} is missing from this installation", hint="reinstall the package")
-    return read_yaml_mapping(path)
+    return read_yaml_mapping(data.require("presets", name))

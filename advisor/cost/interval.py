@@ -9,7 +9,6 @@ from typing import Any
 
 from advisor import data
 from advisor.cost.profile import Profile
-from advisor.errors import InputError
 from advisor.spec.hardware import Cluster
 from advisor.spec.layout import Columns, CudaGraph
 from advisor.spec.load.fields import read_yaml_mapping
@@ -23,10 +22,7 @@ QUANTILES = "intervals.yaml"
 
 @lru_cache(maxsize=1)
 def _quantiles() -> dict[str, Any]:
-    path = data.find("profiles", QUANTILES)
-    if path is None:
-        raise InputError(f"profiles/{QUANTILES} is missing from this installation", "reinstall the package")
-    return read_yaml_mapping(path)
+    return read_yaml_mapping(data.require("profiles", QUANTILES))
 
 
 def forget() -> None:

@@ -160,9 +160,7 @@ def forget() -> None:
 
 
 def _read(gpu: Gpu) -> Profile:
-    default_path = data.find("profiles", "fitted/default.yaml")
-    if default_path is None:
-        raise InputError("profiles/fitted/default.yaml is missing from this installation", "reinstall the package")
+    default_path = data.require("profiles", "fitted/default.yaml")
     entries = read_yaml_mapping(default_path)
     shares = entries.pop("gemm_peak_share")
     coefficients = {name: _coefficient(name, entry, str(default_path)) for name, entry in entries.items()}
@@ -222,9 +220,7 @@ def _tables(gpu: Gpu) -> dict[str, Any]:
 
 def _datasheet_tables(gpu: Gpu) -> dict[str, Any]:
     """The tables of datasheet.json scaled to the link and the bf16 peak of the GPU; latencies stay."""
-    path = data.find("profiles", "kernels/datasheet.json")
-    if path is None:
-        raise InputError("profiles/kernels/datasheet.json is missing from this installation", "reinstall the package")
+    path = data.require("profiles", "kernels/datasheet.json")
     tables: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     share = tables.pop("attention_fwd_peak_share")
     rate = [[one * gpu.peak_tflops["bf16"] for one in row] for row in share["rate"]]

@@ -160,9 +160,7 @@ def knowledge() -> Knowledge:
 
 
 def _read(name: str) -> Any:
-    path = data.find("presets", f"diagnose/{name}")
-    if path is None:
-        raise InputError(f"presets/diagnose/{name} is missing", "reinstall advisor")
+    path = data.require("presets", f"diagnose/{name}")
     return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
 
 

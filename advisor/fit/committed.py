@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from advisor import data
 from advisor.cost.profile import Profile, load_profile
-from advisor.errors import InputError
 from advisor.fit.dials import DIALS, STACK_DIALS, at_start, turned
 from advisor.fit.runs import Run
 from advisor.spec.load.fields import read_yaml_mapping
@@ -23,23 +22,16 @@ LEAVE_OUTS: tuple[LeaveOut, ...] = ("none", "model", "gpu", "group")
 FACTORS, STACKS = "factors.json", "stacks.yaml"
 
 
-def _found(name: str) -> Any:
-    path = data.find("profiles", name)
-    if path is None:
-        raise InputError(f"profiles/{name} is missing from this installation", "reinstall the package")
-    return path
-
-
 @lru_cache(maxsize=1)
 def stacks() -> Mapping[str, Any]:
     """Entries of profiles/stacks.yaml by the group of runs they hold for."""
-    return read_yaml_mapping(_found(STACKS))
+    return read_yaml_mapping(data.require("profiles", STACKS))
 
 
 @lru_cache(maxsize=1)
 def factors() -> Mapping[str, Any]:
     """Content of profiles/factors.json."""
-    found: Mapping[str, Any] = json.loads(_found(FACTORS).read_text(encoding="utf-8"))
+    found: Mapping[str, Any] = json.loads(data.require("profiles", FACTORS).read_text(encoding="utf-8"))
     return found
 
 

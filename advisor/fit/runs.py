@@ -80,10 +80,7 @@ class Skipped:
 
 def published_runs() -> tuple[list[Run], list[Skipped]]:
     """The measured public runs that ship with the package."""
-    path = data.find("profiles", PUBLISHED)
-    if path is None:
-        raise InputError(f"profiles/{PUBLISHED} is missing from this installation", "reinstall the package")
-    return read_runs(path)
+    return read_runs(data.require("profiles", PUBLISHED))
 
 
 def read_runs(path: Path) -> tuple[list[Run], list[Skipped]]:
@@ -135,10 +132,7 @@ def _published_rows() -> tuple[dict[str, str], ...]:
 
 @lru_cache(maxsize=1)
 def _defaults() -> Mapping[str, Any]:
-    path = data.find("profiles", DEFAULTS)
-    if path is None:
-        raise InputError(f"profiles/{DEFAULTS} is missing from this installation", "reinstall the package")
-    return read_yaml_mapping(path)
+    return read_yaml_mapping(data.require("profiles", DEFAULTS))
 
 
 def _matches(row: Mapping[str, str], match: Mapping[str, Any]) -> bool:

@@ -12,7 +12,6 @@ from typing import Any
 import yaml
 
 from advisor import data
-from advisor.errors import InputError
 from advisor.search.request import Request
 from advisor.search.single import Choice, judge, make_layout
 from advisor.spec.layout import RECOMPUTE_MODULES, CpComm, CudaGraph, Dispatcher, Fsdp, Knobs
@@ -38,12 +37,8 @@ class Recipe:
 
 @lru_cache(maxsize=1)
 def _tables() -> tuple[Mapping[str, Any], tuple[Recipe, ...]]:
-    names_path = data.find("presets", "recipe_models.yaml")
-    rows_path = data.find("presets", "vendor_recipes.csv")
-    if names_path is None or rows_path is None:
-        raise InputError("presets/vendor_recipes.csv is missing from this installation", "reinstall the package")
-    names = yaml.safe_load(names_path.read_text(encoding="utf-8"))
-    with rows_path.open(encoding="utf-8", newline="") as stream:
+    names = yaml.safe_load(data.require("presets", "recipe_models.yaml").read_text(encoding="utf-8"))
+    with data.require("presets", "vendor_recipes.csv").open(encoding="utf-8", newline="") as stream:
         rows = tuple(_recipe(row, names) for row in csv.DictReader(stream))
     return names, rows
 

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from typing import Any, Literal
 
 from advisor import data
-from advisor.errors import EnvironmentMissingError, InputError
+from advisor.errors import InputError
 from advisor.trace.events import Group, Sort
 
 Role = Literal["compute", "communication", "memory"]
@@ -50,9 +50,7 @@ def table(name: str) -> dict[str, Any]:
     """
     import yaml
 
-    path = data.find("presets", f"trace/{name}.yaml")
-    if path is None:
-        raise EnvironmentMissingError(f"presets/trace/{name}.yaml is missing", "reinstall advisor")
+    path = data.require("presets", f"trace/{name}.yaml")
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as problem:

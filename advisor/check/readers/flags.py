@@ -12,7 +12,6 @@ import yaml
 
 from advisor import data
 from advisor.check.reading import Reading, scalar
-from advisor.errors import EnvironmentMissingError
 from advisor.rules.lint import Value
 from advisor.spec.load.megatron import arguments as megatron
 
@@ -33,10 +32,7 @@ def tables() -> Mapping[str, Mapping[str, Any]]:
     """`layout` and `bridge` flags, and `names`: Megatron destination -> key."""
     found: dict[str, Any] = {}
     for name in ("layout_flags.yaml", "megatron_names.yaml"):
-        path = data.find("presets", f"check/{name}")
-        if path is None:
-            raise EnvironmentMissingError(f"presets/check/{name} is missing", hint="reinstall the package")
-        found |= yaml.safe_load(path.read_text(encoding="utf-8"))
+        found |= yaml.safe_load(data.require("presets", f"check/{name}").read_text(encoding="utf-8"))
     names = {field: f"{section}.{field}" for section, fields in found["sections"].items() for field in fields}
     return {"layout": found["layout"], "bridge": found["bridge"], "names": names | found["renamed"]}
 

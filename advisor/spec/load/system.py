@@ -35,10 +35,7 @@ def _gpu_table(path: Path) -> MappingProxyType[str, Any]:
 
 
 def _gpu_presets() -> MappingProxyType[str, Any]:
-    path = data.find("presets", "gpus.yaml")
-    if path is None:
-        raise InputError("presets/gpus.yaml is missing from this installation", "reinstall the package")
-    return _gpu_table(path)
+    return _gpu_table(data.require("presets", "gpus.yaml"))
 
 
 def _aliases() -> dict[str, str]:

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from advisor import data
-from advisor.errors import EnvironmentMissingError, InputError
+from advisor.errors import InputError
 from advisor.spec.load.megatron.shell import Script, read_script
 from advisor.spec.plan import Finding
 
@@ -55,10 +55,7 @@ class Flag:
 @lru_cache(maxsize=1)
 def flags() -> Mapping[str, Flag]:
     """All flags of Megatron-LM by name (dashes, no leading ones)."""
-    path = data.find("presets", TABLE)
-    if path is None:
-        raise EnvironmentMissingError(f"presets/{TABLE} is missing", hint="reinstall the package")
-    rows = json.loads(path.read_text(encoding="utf-8"))["flags"]
+    rows = json.loads(data.require("presets", TABLE).read_text(encoding="utf-8"))["flags"]
     found = {}
     for name, row in rows.items():
         kind = row["kind"]
