@@ -64,14 +64,19 @@ def _complete(values: dict[str, Any]) -> dict[str, Any]:
     return {"model.calculate_per_token_loss": False, **values}
 
 
-def model_values(name: str) -> dict[str, Any]:
-    """Facts of the model that a recipe or preset name stands for; {} where there is no preset of it."""
+def model_name(name: str) -> str:
+    """The preset that a recipe's name stands for; the name itself where the table does not know it."""
     split = _NAME.match(name)
     base = (split["model"] if split else name).replace("-", "_").replace(".", "_")
     known = yaml.safe_load(preset("recipe_models.yaml"))["models"]
     same = {key.replace("-", "_").replace(".", "_"): value for key, value in known.items()}
+    return same.get(base) or name
+
+
+def model_values(name: str) -> dict[str, Any]:
+    """Facts of the model that a recipe or preset name stands for; {} where there is no preset of it."""
     try:
-        model = load_model(same.get(base) or name)
+        model = load_model(model_name(name))
     except (AdvisorError, OSError):
         return {}
     parts = expert_parts(model)

@@ -59,17 +59,28 @@ def check(
     `target` is bridge or megatron-lm; None (or another area) lets the files decide. `gpus` wins over what a launch line
     says; `system` names the GPUs that rules about architectures need. InputError for a file that cannot be used.
     """
+    return report(*read_setup(files, target=target, gpus=gpus, system=system))
+
+
+def read_setup(
+    files: Sequence[str | Path], *, target: str | None = None, gpus: int | None = None, system: str | None = None
+) -> tuple[list[Reading], Setup]:
+    """What the files say, each by itself and as one job; parameters and errors as those of `check`."""
     if gpus is not None and not 0 < gpus < 10**7:
         raise InputError(f"--gpus {gpus} must be a positive number of GPUs")
     readings = [read_file(file) for file in files]
-    setup = _merge(readings, target, gpus, system)
+    return readings, _merge(readings, target, gpus, system)
+
+
+def report(readings: Sequence[Reading], setup: Setup) -> Report:
+    """Every rule of its framework asked about a job that was read."""
     found = [
         Found(note.rule, note.severity, note.message, note.fix, READ_SOURCE.get(note.rule, ""), file, note.line, "read")
         for note, file in (
             *((note, reading.file) for reading in readings for note in reading.notes), *unknown_fields(setup),
         )
     ]  # fmt: skip
-    found += _ask_all(setup, str(files[0]))
+    found += _ask_all(setup, readings[0].file)
     found = _no_echo(found)
     found.sort(key=lambda one: (ORDER.index(one.severity), STAGES.index(one.stage)))
     verdict: Verdict = found[0].severity if found else "none"

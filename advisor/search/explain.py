@@ -43,7 +43,7 @@ class Why:
 
 
 @dataclass(frozen=True, slots=True)
-class _Figures:
+class Figures:
     """What one (layout, knobs) pair comes to; `step_s` is 0 where it is illegal or not a training step."""
 
     verdict: Literal["fits", "oom", "illegal"]
@@ -60,13 +60,13 @@ def explain(request: Request, choice: Choice) -> Why:
     return Why(judged, _reasons(judged, best), nearest, changes, dials(request, choice), best)
 
 
-def _figures(request: Request, pairs: Sequence[tuple[Layout, Knobs]]) -> list[_Figures]:
+def price(request: Request, pairs: Sequence[tuple[Layout, Knobs]]) -> list[Figures]:
     """Verdict, memory and time of many pairs at once."""
     if not pairs:
         return []
     columns = table([layout for layout, _ in pairs], [knobs for _, knobs in pairs])
     legal = legality(request.model, request.cluster, request.workload, columns).legal
-    out = [_Figures("illegal", 0.0, 0.0)] * len(pairs)
+    out = [Figures("illegal", 0.0, 0.0)] * len(pairs)
     at = np.flatnonzero(legal)
     if not len(at):
         return out
@@ -79,7 +79,7 @@ def _figures(request: Request, pairs: Sequence[tuple[Layout, Knobs]]) -> list[_F
         times = np.broadcast_to(step(request.model, request.cluster, request.workload, kept, profile).step_s, at.shape)
     for place, i in enumerate(at):
         verdict: Verdict = "fits" if device[place] <= request.budget_bytes else "oom"
-        out[i] = _Figures(verdict, float(device[place]), float(times[place]))
+        out[i] = Figures(verdict, float(device[place]), float(times[place]))
     return out
 
 
@@ -162,7 +162,7 @@ def _nearest(found: Found, choice: Choice) -> tuple[Candidate | None, tuple[str,
     order = np.argsort(far, kind="stable")[:NEAR_ROWS]
     rows = list(found.choices(best.take(order)).values())
     pairs = [(layout, choice.knobs) for layout, _ in rows] + rows
-    figures = _figures(request, pairs)
+    figures = price(request, pairs)
     options = [
         (_distance(layout, choice.layout) + KNOB_DISTANCE * len(_knob_changes(choice.knobs, knobs)), one.step_s, at)
         for at, ((layout, knobs), one) in enumerate(zip(pairs, figures, strict=True))
@@ -186,28 +186,31 @@ def _changes(choice: Choice, layout: Layout, knobs: Knobs) -> tuple[str, ...]:
     return (*sizes, *(f"{name} {shown_word(before[name])} -> {shown_word(after[name])}" for name in names))
 
 
+def with_size(request: Request, layout: Layout, name: str, value: int) -> Layout | None:
+    """The layout with one size changed and everything that follows from it filled in; None where no layout has it."""
+    fields: dict[str, Any] = {one: getattr(layout, one) for one in SIZES} | {name: value}
+    if value < 1 or (name == "vpp" and layout.pp == 1):
+        return None
+    if fields["pp"] == 1:
+        fields["vpp"] = 1
+    if fields["pp"] * fields["vpp"] > request.model.num_layers:
+        return None
+    if name not in {"pp", "vpp"}:
+        fields["split"] = layout.split
+    fields["sp"] = fields["tp"] > 1 if layout.sp == (layout.tp > 1) else layout.sp
+    return make_layout(request.model, request.workload, request.cluster.gpus, layout.gbs, fields)
+
+
 def _layout_changes(request: Request, layout: Layout) -> Iterator[tuple[str, Layout]]:
-    """Every layout field doubled and halved, everything that follows from it filled in."""
-    base = {name: getattr(layout, name) for name in SIZES}
+    """Every layout field doubled and halved."""
     for name in SIZES:
-        for value in (base[name] * 2, base[name] // 2):
-            if value < 1 or (name == "vpp" and layout.pp == 1):
-                continue
-            fields: dict[str, Any] = {**base, name: value}
-            if fields["pp"] == 1:
-                fields["vpp"] = 1
-            if fields["pp"] * fields["vpp"] > request.model.num_layers:
-                continue
-            if name not in {"pp", "vpp"}:
-                fields["split"] = layout.split
-            if layout.sp == (layout.tp > 1):
-                fields["sp"] = fields["tp"] > 1
-            else:
-                fields["sp"] = layout.sp
-            yield name, make_layout(request.model, request.workload, request.cluster.gpus, layout.gbs, fields)
+        for value in (getattr(layout, name) * 2, getattr(layout, name) // 2):
+            changed = with_size(request, layout, name, value)
+            if changed is not None:
+                yield name, changed
 
 
-def _knob_options(request: Request, layout: Layout, knobs: Knobs) -> Iterator[tuple[str, Knobs]]:
+def knob_options(request: Request, layout: Layout, knobs: Knobs) -> Iterator[tuple[str, Knobs]]:
     """Every knob at each of its other values, where the model and the layout have that knob at all."""
     moe, mla = request.model.is_moe, request.model.has_mla
     recompute: list[dict[str, Any]] = [{"full_uniform": 1}, {}]
@@ -247,14 +250,14 @@ def dials(request: Request, choice: Choice) -> tuple[Dial, ...]:
     pairs += [(name, layout, choice.knobs) for name, layout in _layout_changes(request, choice.layout)]
     pairs += [
         (name, choice.layout, knobs)
-        for name, knobs in _knob_options(request, choice.layout, choice.knobs)
+        for name, knobs in knob_options(request, choice.layout, choice.knobs)
         if knobs != choice.knobs
     ]
-    figures = _figures(request, [(layout, knobs) for _, layout, knobs in pairs])
+    figures = price(request, [(layout, knobs) for _, layout, knobs in pairs])
     own = figures[0]
     found = []
     for (name, layout, knobs), one in list(zip(pairs, figures, strict=True))[1:]:
-        before, after = _values(name, choice, layout, knobs)
+        before, after = turned_values(name, choice, layout, knobs)
         comparable = own.step_s > 0 and one.step_s > 0
         found.append(
             Dial(
@@ -273,7 +276,8 @@ def dials(request: Request, choice: Choice) -> tuple[Dial, ...]:
     )
 
 
-def _values(name: str, choice: Choice, layout: Layout, knobs: Knobs) -> tuple[str, str]:
+def turned_values(name: str, choice: Choice, layout: Layout, knobs: Knobs) -> tuple[str, str]:
+    """A dial before and after as words."""
     if name in SIZES:
         return str(getattr(choice.layout, name)), str(getattr(layout, name))
     return shown_word(knob_words(choice.knobs)[name]), shown_word(knob_words(knobs)[name])

@@ -100,10 +100,16 @@ def single_request(
         found.setdefault("headroom", Setting("0%", "default", "an estimate keeps nothing free unless told"))
     job = None if megatron_args is None else _read(megatron_args)
     if job is not None:
-        _fill_from(job, found, given_by)
-        request = resolve(found, model=job.model, workload=job.workload)
-    else:
-        request = resolve(found)
+        fill_from(job, found, given_by)
+    return settled(found, job, given_by)
+
+
+def settled(found: Mapping[str, Setting], job: MegatronJob | None = None, given_by: str = "") -> tuple[Request, Choice]:
+    """The request and the layout of settings by name, whoever made them; knobs that nobody sets are those of `job`.
+
+    The pipeline split of `job` holds unless whoever is called `given_by` states sizes of the pipeline.
+    """
+    request = resolve(found) if job is None else resolve(found, model=job.model, workload=job.workload)
     for name in ("batch", "context"):
         if name in found and request.workload.mode == "train":
             raise InputError(f"{name}={found[name].value} counts for serving only", "add mode=inference")
@@ -123,7 +129,7 @@ def _read(megatron_args: str | Path) -> MegatronJob:
     return read_megatron_args(str(megatron_args))
 
 
-def _fill_from(job: MegatronJob, found: dict[str, Setting], given_by: str) -> None:
+def fill_from(job: MegatronJob, found: dict[str, Setting], given_by: str) -> None:
     """Settings that a Megatron argument file makes; only those of the call itself win over it."""
     said: dict[str, object] = {
         "precision": job.workload.precision.name,

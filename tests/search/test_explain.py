@@ -8,7 +8,7 @@ import json
 import pytest
 
 import advisor
-from advisor.search.explain import _distance, _figures, explain
+from advisor.search.explain import _distance, explain, price
 from advisor.search.single import Choice, judge, single_request
 from advisor.search.solve import search
 
@@ -88,7 +88,7 @@ def test_no_feasible_row_is_nearer_than_the_nearest(oom):
     nearest = explain(request, choice).nearest
     own = _distance(nearest.layout, choice.layout)
     layouts = [layout for layout, _ in found.choices(found.best).values()]
-    figures = _figures(request, [(layout, choice.knobs) for layout in layouts])
+    figures = price(request, [(layout, choice.knobs) for layout in layouts])
     same_knobs = [
         _distance(layout, choice.layout) for layout, one in zip(layouts, figures, strict=True) if one.verdict == "fits"
     ]
