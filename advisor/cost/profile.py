@@ -1,8 +1,8 @@
 """What a GPU reaches in practice: every rate and coefficient that a time formula uses, with its kind and source.
 
 Two files make a profile: `profiles/fitted/<gpu>.yaml` over `profiles/fitted/default.yaml` (coefficients) and
-`profiles/kernels/<gpu>.json` (size tables condensed from measurements). A GPU without them gets assumed shares of its
-datasheet peaks, each marked `assumed`.
+`profiles/kernels/<gpu>.json` (size tables condensed from measurements); what somebody's own system file holds goes over
+both (`cost.own`). A GPU without them gets assumed shares of its datasheet peaks, each marked `assumed`.
 
 Reading a profile in a formula:
     profile.value("tp_exposed")                     a coefficient, see profiles/fitted/default.yaml for the list
@@ -26,6 +26,7 @@ from typing import Any, Literal
 import numpy as np
 
 from advisor import data
+from advisor.cost.own import own_sections
 from advisor.cost.tables import RateTable, SizeTable
 from advisor.errors import InputError
 from advisor.spec.hardware import Gpu
@@ -164,19 +165,21 @@ def _read(gpu: Gpu) -> Profile:
     entries = read_yaml_mapping(default_path)
     shares = entries.pop("gemm_peak_share")
     coefficients = {name: _coefficient(name, entry, str(default_path)) for name, entry in entries.items()}
-    own_path = data.find("profiles", f"fitted/{gpu.name}.yaml")
     gemm = _assumed_gemm(gpu, _coefficient("gemm_peak_share", shares, str(default_path)))
-    if own_path is not None:
-        own = read_yaml_mapping(own_path)
+    shipped = data.find("profiles", f"fitted/{gpu.name}.yaml")
+    fitted, kernels = own_sections(gpu, coefficients, COLLECTIVES)
+    for path, own in ((shipped, {} if shipped is None else read_yaml_mapping(shipped)), (gpu.profile, fitted)):
         for fmt, entry in own.pop("gemm_tflops", {}).items():
-            gemm[fmt] = _scaled(_coefficient(f"gemm_tflops.{fmt}", entry, str(own_path)), tflops_to_flops(1.0))
-        coefficients.update({name: _coefficient(name, entry, str(own_path)) for name, entry in own.items()})
+            gemm[fmt] = _scaled(_coefficient(f"gemm_tflops.{fmt}", entry, str(path)), tflops_to_flops(1.0))
+        coefficients.update({name: _coefficient(name, entry, str(path)) for name, entry in own.items()})
     tables = _tables(gpu)
+    collectives = tables["collectives_us"] | kernels.pop("collectives_us", {})
+    tables |= kernels
     return Profile(
         gpu=gpu,
         coefficients=MappingProxyType(coefficients),
         gemm=MappingProxyType(gemm),
-        collectives=MappingProxyType({op: SizeTable.of(tables["collectives_us"][op], 1e-6) for op in COLLECTIVES}),
+        collectives=MappingProxyType({op: SizeTable.of(collectives[op], 1e-6) for op in COLLECTIVES}),
         attention=RateTable.of(tables["attention_fwd_tflops"], tflops_to_flops(1.0)),
         table_link_Bps=gbs_to_bps(tables["link_gbs"]),
         table_kind=tables["kind"],

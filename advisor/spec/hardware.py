@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
@@ -13,7 +14,10 @@ RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. Peaks are dense TFLOP/s per number format; `usable_gib` is what torch reports (None = not known)."""
+    """One GPU. Peaks are dense TFLOP/s per number format; `usable_gib` is what torch reports (None = not known).
+
+    `profile` is the system file whose section `profile` holds what was measured on it (None = shipped profiles alone).
+    """
 
     name: str
     arch: str
@@ -31,6 +35,7 @@ class Gpu:
     sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     usable_kind: str = "measured"
+    profile: Path | None = None
 
     @property
     def hbm_Bps(self) -> float:

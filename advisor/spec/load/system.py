@@ -1,8 +1,9 @@
 """Systems and GPUs: presets, GPU aliases and a user's own YAML become `System`, `Gpu` and `Cluster`.
 
 A user's file has the form of a preset in presets/systems: `gpu` is a preset name or a mapping in the form of an entry
-of presets/gpus.yaml, and four more keys describe the job's share of it: `used_per_domain`, `usable_gib`, `rank_order`,
-`oversubscription`.
+of presets/gpus.yaml, four more keys describe the job's share of it (`used_per_domain`, `usable_gib`, `rank_order`,
+`oversubscription`), and `profile` may hold what was measured there: `fitted` in the form of profiles/fitted, `kernels`
+in that of profiles/kernels (read by `cost.profile`).
 """
 
 from __future__ import annotations
@@ -137,6 +138,8 @@ def _looks_like_a_path(text: str) -> bool:
 def _read_system(path: Path, name: str) -> System:
     fields = Fields(read_yaml_mapping(path), "")
     gpu = _gpu_of(fields)
+    if fields.mapping("profile", False).values:
+        gpu = replace(gpu, profile=path.resolve())
     domain = fields.integer("nvlink_domain", 1, MAX_DOMAIN, 8 if gpu.nvlink_uni_gbs else 1)
     nic = fields.number("nic_gbps_per_gpu", 1e-3, _MAX_GBS)
     node = fields.integer("gpus_per_node", 1, 1024, 8)
