@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from advisor.cost.mixers import mixer_tensors, mixer_transient
+from advisor.cost.router import load_factor
 from advisor.cost.tensors import Local, Tensors, add, local
 from advisor.spec.layout import Array, Columns, Dispatcher
 from advisor.spec.model import DenseMlp, ExpertMlp, Layer, Model
@@ -58,14 +59,6 @@ def expert_rows(mlp: ExpertMlp, workload: Workload, at: Local) -> Array:
     of the `etp` ranks that share an expert holds the rows of all of them.
     """
     return at.owned * mlp.topk * at.etp * load_factor(workload)
-
-
-def load_factor(workload: Workload) -> float:
-    """Rows on the fullest expert-parallel rank over the mean: router skew, bounded by the capacity factor."""
-    capacity = workload.capacity_factor
-    if capacity is None or (workload.routing != "token-drop" and not workload.pad_to_capacity):
-        return workload.router_skew
-    return capacity if workload.pad_to_capacity else min(workload.router_skew, capacity)
 
 
 def expert_tensors(mlp: ExpertMlp, model: Model, workload: Workload, at: Local) -> Tensors:

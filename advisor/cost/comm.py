@@ -20,6 +20,7 @@ import numpy as np
 
 from advisor.cost.placement import Span, Spans, distinct_values
 from advisor.cost.profile import Profile
+from advisor.cost.router import load_factor
 from advisor.spec.hardware import Cluster
 from advisor.spec.layout import Array, Columns, Dispatcher
 from advisor.spec.model import ExpertMlp, Model
@@ -122,7 +123,7 @@ def expert_exchange(  # noqa: PLR0917 (the order of Setting)
     hybridep = _flex_s(profile, cluster, inside, across, span, name="hybridep")
     kind = columns.dispatcher
     seconds = np.where(kind == Dispatcher.deepep, deepep, np.where(kind == Dispatcher.hybridep, hybridep, copies))
-    seconds = seconds * _fullest(workload)
+    seconds = seconds * load_factor(workload)
     seconds = np.where(kind == Dispatcher.allgather, everywhere, seconds)
     return np.where(span.ranks > 1, seconds * profile.value("ep_volume_factor"), 0.0)
 
@@ -135,15 +136,6 @@ def _flex_s(
     beyond = np.where(span.domains > 1, profile.value(f"{name}_network_latency_s"), 0.0)
     latency = profile.value(f"{name}_latency_s") + beyond
     return np.maximum(inside / link, across / network) + latency
-
-
-def _fullest(workload: Workload) -> float:
-    """Copies of the fullest rank over the mean."""
-    if workload.capacity_factor is None:
-        return workload.router_skew
-    if workload.pad_to_capacity:
-        return workload.capacity_factor
-    return min(workload.router_skew, workload.capacity_factor)
 
 
 def distinct(mlp: ExpertMlp, units: Array) -> Array:

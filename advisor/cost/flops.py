@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from advisor.cost.router import load_factor
 from advisor.spec.layout import Array, Columns
 from advisor.spec.model import (
     CompressedAttention,
@@ -280,10 +281,7 @@ def routed_rows(mlp: ExpertMlp, workload: Workload, columns: Columns) -> Array:
     skew; token drop caps them at the capacity factor; expert TP gathers the copies of its ranks.
     """
     own = workload.seq_len * columns.mbs / (columns.cp * columns.tp)
-    load = workload.router_skew
-    if workload.routing == "token-drop" and workload.capacity_factor is not None:
-        load = workload.capacity_factor if workload.pad_to_capacity else min(load, workload.capacity_factor)
-    rows: Array = own * mlp.topk * load * columns.etp
+    rows: Array = own * mlp.topk * load_factor(workload) * columns.etp
     return rows
 
 

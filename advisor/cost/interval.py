@@ -73,7 +73,7 @@ def interval(
     classes = _quantiles()["classes"]
     entry = classes.get(kind) or classes.get(error_class(model, profile, workload.precision)) or _widest(model, classes)
     low, high = float(entry["low"]), float(entry["high"])
-    if model.is_moe and workload.routing == "dropless" and workload.router_skew == 1.0:
+    if model.is_moe and workload.routing == "dropless" and workload.router is None and workload.router_skew == 1.0:
         high *= float(_quantiles()["widen"]["dropless_slower"])
     factor = widening(workload, model, cluster, columns, unknown)
     return 1 - (1 - low) * factor, 1 + (high - 1) * factor

@@ -22,6 +22,7 @@ from advisor.cost.facts import memory_facts
 from advisor.cost.inference import serving_stage
 from advisor.cost.moments import StageMemory, training_stage
 from advisor.cost.params import padded_vocab
+from advisor.cost.router import routed
 from advisor.cost.stages import representative_stages, stage_of_rank
 from advisor.spec.hardware import Cluster
 from advisor.spec.layout import Array, Columns, CudaGraph
@@ -118,10 +119,11 @@ def _stages(
     model: Model, cluster: Cluster, workload: Workload, columns: Columns, rank: int | None
 ) -> list[StageMemory]:
     if rank is None:
-        stages = representative_stages(model, columns, workload.mtp_depth)
+        stages = representative_stages(model, columns, workload.mtp_depth, routed(workload))
     else:
         last = max(split.pp for split in columns.splits) - 1
-        stages = (stage_of_rank(model, columns, workload.mtp_depth, last if rank < 0 else rank),)
+        number = last if rank < 0 else rank
+        stages = (stage_of_rank(model, columns, workload.mtp_depth, number, routed(workload)),)
     build = training_stage if workload.mode == "train" else serving_stage
     return [build(model, cluster, workload, columns, stage) for stage in stages]
 

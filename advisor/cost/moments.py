@@ -7,7 +7,7 @@ output layer and cross entropy), `vocabulary_gradients` (the embedding's gradien
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,12 +15,13 @@ from advisor.cost.activations import LayerActivations, layer_activations
 from advisor.cost.buffers import p2p_bytes, workspace_bytes
 from advisor.cost.params import padded_vocab, stage_params
 from advisor.cost.placeholders import placeholder_bytes
+from advisor.cost.router import Loads, module_loads, routed
 from advisor.cost.stages import Stage
 from advisor.cost.states import States, states
 from advisor.cost.tensors import Local, local
 from advisor.spec.hardware import Cluster
 from advisor.spec.layout import Array, Columns, CudaGraph
-from advisor.spec.model import Model
+from advisor.spec.model import Layer, Model
 from advisor.spec.workload import Workload
 
 LOSS_BYTES = 6.0
@@ -136,8 +137,9 @@ def _activations(model: Model, workload: Workload, columns: Columns, stage: Stag
     checkpointed = np.minimum(columns.full_block * columns.vpp / np.maximum(layers, 1), 1.0)
     kept = after = backward = dispatch = entries = np.zeros(1)
     per_kind = [layer_activations(kind, model, workload, columns) for kind in model.kinds]
-    for one, count, alive in zip(per_kind, stage.layers, stage.in_flight, strict=True):
-        per_layer = _kept_per_layer(one, columns, checkpointed)
+    held, hottest = _loaded(model, workload, columns, per_kind, stage.loads)
+    for own, one, count, alive in zip(held, hottest, stage.layers, stage.in_flight, strict=True):
+        per_layer = _kept_per_layer(own, columns, checkpointed)
         kept = kept + alive * per_layer
         after = after + np.maximum(alive - count / columns.vpp, 0.0) * per_layer
         entries = entries + alive * one.entry
@@ -145,11 +147,36 @@ def _activations(model: Model, workload: Workload, columns: Columns, stage: Stag
         backward = np.maximum(backward, present * (_rebuilt(one, columns, layers) + one.transient))
         dispatch = np.maximum(dispatch, present * one.dispatch * (1 + columns.ep_overlap))
     if workload.mtp_depth:
-        module = _module_bytes(model, columns, per_kind, at) * stage.modules * stage.microbatches
+        router = routed(workload)
+        loads = () if router is None else module_loads(router, model, columns)
+        inside, _ = _loaded(model, workload, columns, per_kind, loads)
+        module = _module_bytes(model, columns, inside, at) * stage.modules * stage.microbatches
         kept = kept + module
     if workload.hidden_dropout:
         kept = kept + stage.embedding * model.hidden * at.owned * np.minimum(columns.pp, columns.num_microbatches)
     return _Activations(kept, after, backward, dispatch, entries)
+
+
+def _loaded(
+    model: Model,
+    workload: Workload,
+    columns: Columns,
+    kinds: list[LayerActivations],
+    loads: tuple[Loads | None, ...],
+) -> tuple[list[LayerActivations], list[LayerActivations]]:
+    """Layers of every kind under router statistics: the mean layer of the fullest rank, and the hottest layer.
+
+    `kinds` are those without statistics, which stay where `loads` is empty or says nothing.
+    """
+
+    def under(layer: Layer, load: Array) -> LayerActivations:
+        return layer_activations(layer, model, replace(workload, router_skew=load), columns)
+
+    if not loads:
+        return kinds, kinds
+    every = list(zip(model.kinds, kinds, loads, strict=True))
+    held = [one if load is None else under(layer, load.held) for layer, one, load in every]
+    return held, [one if load is None else under(layer, load.hottest) for layer, one, load in every]
 
 
 def _module_bytes(model: Model, columns: Columns, per_kind: list[LayerActivations], at: Local) -> Array:

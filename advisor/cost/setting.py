@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from advisor.cost.placement import Spans
 from advisor.cost.profile import Profile
@@ -23,3 +23,7 @@ class Setting:
     profile: Profile
     spans: Spans
     padded_vocab: Array
+
+    def loaded(self, load: Array) -> Setting:
+        """The same layouts with so many tokens on the hottest expert-parallel rank, over the mean (a column)."""
+        return replace(self, workload=replace(self.workload, router_skew=load))

@@ -13,8 +13,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from advisor.cost.router import Loads, Routed, held_layers, load_weights, stage_loads
 from advisor.spec.layout import Array, Columns
-from advisor.spec.model import Model
+from advisor.spec.model import ExpertMlp, Model
 from advisor.spec.split import PipelineSplit
 
 
@@ -24,7 +25,8 @@ class Stage:
 
     `layers[k]` decoder layers of kind k; `in_flight[k]` layer-microbatches of kind k whose activations are alive at
     the end of warm-up; `microbatches` the microbatches in flight on the rank's last chunk; `modules` the
-    prediction modules; `embedding`, `loss` and `final_norm` are 0/1.
+    prediction modules; `embedding`, `loss` and `final_norm` are 0/1; `loads[k]` is how router statistics load the
+    experts of kind k (None without experts, () without statistics).
     """
 
     rank: Array
@@ -35,11 +37,15 @@ class Stage:
     modules: Array
     microbatches: Array
     final_norm: Array
+    loads: tuple[Loads | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """What one pipeline rank of one split holds. `first` and `last` are layers by kind of its first and last chunk."""
+    """What one pipeline rank of one split holds.
+
+    `first` and `last` are layers by kind of its first and last chunk, `held` the positions of all its layers by kind.
+    """
 
     rank: int
     layers: tuple[int, ...]
@@ -50,6 +56,7 @@ class _Rank:
     loss: int
     modules: int
     final_norm: int
+    held: tuple[tuple[int, ...], ...]
 
 
 @lru_cache(maxsize=4096)
@@ -65,18 +72,21 @@ def _ranks(pattern: tuple[int, ...], kinds: int, split: PipelineSplit, depth: in
     out = []
     for rank in range(split.pp):
         chunks = []
+        held: list[tuple[int, ...]] = [()] * kinds
         for chunk in range(rank, split.pp * split.vpp, split.pp):
             piece = pattern[starts[chunk] : starts[chunk] + split.layers[chunk]]
             chunks.append(tuple(piece.count(kind) for kind in range(kinds)))
+            more = held_layers(piece, kinds, starts[chunk])
+            held = [before + own for before, own in zip(held, more, strict=True)]
         total = tuple(sum(chunk[kind] for chunk in chunks) for kind in range(kinds))
         middle = tuple(sum(chunk[kind] for chunk in chunks[1:-1]) for kind in range(kinds))
         modules = depth if mtp_chunk % split.pp == rank else 0
         embedding, loss, norm = int(rank == 0), int(rank == split.pp - 1), int(norm_chunk % split.pp == rank)
-        out.append(_Rank(rank, total, middle, chunks[0], chunks[-1], embedding, loss, modules, norm))
+        out.append(_Rank(rank, total, middle, chunks[0], chunks[-1], embedding, loss, modules, norm, tuple(held)))
     return tuple(out)
 
 
-def _weights(rank: _Rank, split: PipelineSplit) -> tuple[float, ...]:
+def _weights(rank: _Rank, split: PipelineSplit, router: Routed | None, expert_kinds: set[int]) -> tuple[float, ...]:
     """Everything that memory and time of a rank grow with, for many microbatches."""
     extra = 2 * (split.pp - rank.rank - 1) + 1
     group = split.group or split.pp
@@ -87,14 +97,21 @@ def _weights(rank: _Rank, split: PipelineSplit) -> tuple[float, ...]:
             (middle + first) * group + last * min(extra, group) + first * max(0, extra - group)
             for middle, first, last in zip(rank.middle, rank.first, rank.last, strict=True)
         ]
-    return (*rank.layers, *alive, rank.embedding, rank.loss, rank.modules)
+    loads: list[float] = []
+    if router is not None:
+        for kind in sorted(expert_kinds):
+            loads += load_weights(router, rank.held[kind], rank.layers[kind], alive[kind])
+    return (*rank.layers, *alive, *loads, rank.embedding, rank.loss, rank.modules)
 
 
 @lru_cache(maxsize=4096)
-def _representatives(pattern: tuple[int, ...], kinds: int, split: PipelineSplit, depth: int) -> tuple[_Rank, ...]:
+def _representatives(
+    pattern: tuple[int, ...], kinds: int, split: PipelineSplit, depth: int, router: Routed | None
+) -> tuple[_Rank, ...]:
     """Ranks that no other rank dominates, lowest rank first."""
     ranks = _ranks(pattern, kinds, split, depth)
-    weights = np.array([_weights(rank, split) for rank in ranks], dtype=np.float64)
+    experts = set() if router is None else {pattern[layer] for layer in router.stats.layers}
+    weights = np.array([_weights(rank, split, router, experts) for rank in ranks], dtype=np.float64)
     keep = []
     for i, own in enumerate(weights):
         at_least = (weights >= own).all(axis=1)
@@ -109,31 +126,33 @@ def _gather(values: Sequence[Sequence[int]], split: Array) -> Array:
     return np.array(values, dtype=np.int64)[split]
 
 
-def representative_stages(model: Model, columns: Columns, depth: int) -> tuple[Stage, ...]:
+def representative_stages(
+    model: Model, columns: Columns, depth: int, router: Routed | None = None
+) -> tuple[Stage, ...]:
     """The representative stages of every row, as many as the row with most of them has (others repeat their first).
 
-    `depth` is the number of multi-token prediction modules trained. In-flight counts follow Megatron's schedules: 1F1B
-    keeps min(pp - r, m) microbatches on rank r; interleaving keeps (vpp - 1) * pp + 2 (pp - r - 1) + 1 chunks
-    (ML:megatron/core/pipeline_parallel/schedules.py@d98e8a64, lines 929-986). Expert-parallel overlap schedules one
-    more chunk, but runs it layer by layer against a backward pass that frees as it goes: one layer more is alive.
+    `depth` is the number of multi-token prediction modules trained; with `router` statistics hotter experts make a rank
+    larger. In-flight counts follow Megatron's schedules: 1F1B keeps min(pp - r, m) microbatches on rank r; interleaving
+    keeps (vpp - 1) * pp + 2 (pp - r - 1) + 1 chunks (ML:megatron/core/pipeline_parallel/schedules.py@d98e8a64, lines
+    929-986). Expert-parallel overlap schedules one more chunk, but runs it layer by layer against a backward pass that
+    frees as it goes: one layer more is alive.
     """
-    kinds = range(len(model.kinds))
-    per_split = [_representatives(model.pattern, len(model.kinds), split, depth) for split in columns.splits]
+    per_split = [_representatives(model.pattern, len(model.kinds), split, depth, router) for split in columns.splits]
     slots = max(len(ranks) for ranks in per_split)
     stages = []
     for slot in range(slots):
         ranks = [found[slot] if slot < len(found) else found[0] for found in per_split]
-        stages.append(_stage(ranks, kinds, columns))
+        stages.append(_stage(ranks, model, columns, router))
     return tuple(stages)
 
 
-def stage_of_rank(model: Model, columns: Columns, depth: int, rank: int) -> Stage:
+def stage_of_rank(model: Model, columns: Columns, depth: int, rank: int, router: Routed | None = None) -> Stage:
     """Pipeline rank `rank` of every row (of a row with fewer ranks, its last), whether it can be the worst or not."""
     per_split = [_ranks(model.pattern, len(model.kinds), split, depth) for split in columns.splits]
-    return _stage([ranks[min(rank, len(ranks) - 1)] for ranks in per_split], range(len(model.kinds)), columns)
+    return _stage([ranks[min(rank, len(ranks) - 1)] for ranks in per_split], model, columns, router)
 
 
-def _stage(ranks: Sequence[_Rank], kinds: range, columns: Columns) -> Stage:
+def _stage(ranks: Sequence[_Rank], model: Model, columns: Columns, router: Routed | None) -> Stage:
     rank = np.array([one.rank for one in ranks], dtype=np.int64)[columns.split]
     pp, vpp, m = columns.pp, columns.vpp, columns.num_microbatches
     group = np.array([split.group or split.pp for split in columns.splits], dtype=np.int64)[columns.split]
@@ -143,7 +162,7 @@ def _stage(ranks: Sequence[_Rank], kinds: range, columns: Columns) -> Stage:
     on_first = group + np.minimum(np.maximum(extra - group, 0), np.maximum(m - group, 0))
     ahead = np.minimum(columns.ep_overlap, np.maximum(m * vpp - 1, 0))
     layers, alive = [], []
-    for kind in kinds:
+    for kind in range(len(model.kinds)):
         total = _gather([one.layers for one in ranks], columns.split)[..., kind]
         middle = _gather([one.middle for one in ranks], columns.split)[..., kind]
         first = _gather([one.first for one in ranks], columns.split)[..., kind]
@@ -164,4 +183,14 @@ def _stage(ranks: Sequence[_Rank], kinds: range, columns: Columns) -> Stage:
         modules=flags[..., 2],
         microbatches=on_last,
         final_norm=flags[..., 3],
+        loads=() if router is None else _loads(ranks, model, columns, router),
+    )
+
+
+def _loads(ranks: Sequence[_Rank], model: Model, columns: Columns, router: Routed) -> tuple[Loads | None, ...]:
+    return tuple(
+        stage_loads(router, [rank.held[kind] for rank in ranks], columns.split, columns)
+        if isinstance(layer.mlp, ExpertMlp)
+        else None
+        for kind, layer in enumerate(model.kinds)
     )

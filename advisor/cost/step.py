@@ -28,6 +28,7 @@ from advisor.cost.pipeline import chunk_passes, fill_and_drain_s, p2p_exposed, s
 from advisor.cost.placement import spans
 from advisor.cost.profile import Profile
 from advisor.cost.recompute import recompute_s
+from advisor.cost.router import Loads, module_loads, routed, whole_loads
 from advisor.cost.setting import Setting
 from advisor.cost.stages import Stage, representative_stages
 from advisor.spec.hardware import Cluster
@@ -93,6 +94,18 @@ def layer_seconds(layer: Layer, job: Setting) -> Seconds:
     return seconds
 
 
+def _loaded(job: Setting, kinds: Sequence[Seconds], loads: Sequence[Loads | None]) -> tuple[Seconds, ...]:
+    """One microbatch of every layer kind under what router statistics put on its experts; `kinds` where they say none.
+
+    `loads` is empty without statistics.
+    """
+    changed = [
+        kind if load is None else layer_seconds(layer, job.loaded(load.time))
+        for layer, kind, load in zip(job.model.kinds, kinds, loads or [None] * len(kinds), strict=True)
+    ]
+    return tuple(changed)
+
+
 def _head(job: Setting) -> Seconds:
     """Logits and loss of one microbatch on the last stage."""
     kernels = head_kernels(job.model, job.workload, job.padded_vocab, job.columns, job.profile)
@@ -114,20 +127,22 @@ def _module(job: Setting, kinds: Sequence[Seconds], head: Seconds) -> Seconds:
 class _Parts:
     """A step before its stages are reduced to the slowest: microbatch seconds per layer kind, logits and module.
 
-    `tails` are the seconds of each representative stage once per step, `once` those of the whole pipeline.
+    `kinds` belong to one representative stage each, `tails` are its seconds once per step, `once` those of the whole
+    pipeline.
     """
 
-    kinds: tuple[Seconds, ...]
     head: Seconds
     module: Seconds
     stages: tuple[Stage, ...]
+    kinds: tuple[tuple[Seconds, ...], ...]
     tails: tuple[Seconds, ...]
     once: Seconds
 
-    def of(self, stage: Stage) -> list[tuple[Array, Seconds]]:
-        """What a stage holds: (count, seconds of one)."""
+    def of(self, slot: int) -> list[tuple[Array, Seconds]]:
+        """What stage number `slot` holds: (count, seconds of one)."""
+        stage = self.stages[slot]
         return [
-            *zip(stage.layers, self.kinds, strict=True), (stage.loss, self.head), (stage.modules, self.module)
+            *zip(stage.layers, self.kinds[slot], strict=True), (stage.loss, self.head), (stage.modules, self.module)
         ]  # fmt: skip
 
 
@@ -138,10 +153,13 @@ def _tail(stage: Stage, job: Setting) -> Seconds:
 
 def _parts(job: Setting) -> _Parts:
     depth = job.workload.mtp_depth
-    kinds = tuple(layer_seconds(layer, job) for layer in job.model.kinds)
+    router = routed(job.workload)
+    plain = tuple(layer_seconds(layer, job) for layer in job.model.kinds)
+    kinds = _loaded(job, plain, () if router is None else whole_loads(router, job.model, job.columns))
     head = _head(job)
-    module = _module(job, kinds, head) if depth else {}
-    stages = representative_stages(job.model, job.columns, depth)
+    inside = _loaded(job, plain, () if router is None else module_loads(router, job.model, job.columns))
+    module = _module(job, inside, head) if depth else {}
+    stages = representative_stages(job.model, job.columns, depth, router)
     everything = sum((count * total(kind) for count, kind in zip(job.model.count, kinds, strict=True)), start=ZERO)
     everything = everything + total(head) + depth * total(module)
     messages, behind = p2p_exposed(job.columns, job.profile.value("pp_exposed_overlap"))
@@ -154,7 +172,8 @@ def _parts(job: Setting) -> _Parts:
         "exposed_pp": messages * message,
         "hidden_pp": behind * message,
     }
-    return _Parts(kinds, head, module, stages, tuple(_tail(stage, job) for stage in stages), once)
+    own = tuple(_loaded(job, plain, stage.loads) for stage in stages)
+    return _Parts(head, module, stages, own, tuple(_tail(stage, job) for stage in stages), once)
 
 
 def setting_of(model: Model, cluster: Cluster, workload: Workload, columns: Columns, profile: Profile) -> Setting:
@@ -166,11 +185,11 @@ def setting_of(model: Model, cluster: Cluster, workload: Workload, columns: Colu
 def step_seconds(job: Setting) -> Array:
     """Seconds of one step for every entry of the table of `job`, in its full broadcast shape."""
     parts = _parts(job)
-    kinds = [total(kind) for kind in parts.kinds]
+    totals = {id(kind): total(kind) for kinds in parts.kinds for kind in kinds}
     head, module = total(parts.head), total(parts.module)
     slowest_s = slowest([
-        steady_s(_weighted(stage, kinds, head, module), job.columns) + total(tail)
-        for stage, tail in zip(parts.stages, parts.tails, strict=True)
+        steady_s(_weighted(stage, [totals[id(kind)] for kind in kinds], head, module), job.columns) + total(tail)
+        for stage, kinds, tail in zip(parts.stages, parts.kinds, parts.tails, strict=True)
     ])  # fmt: skip
     return np.broadcast_to(slowest_s + total(parts.once), job.columns.shape)
 
@@ -210,8 +229,8 @@ def _estimate(job: Setting) -> StepEstimate:
     parts = _parts(job)
     microbatches = job.columns.num_microbatches
     candidates = []
-    for stage, tail in zip(parts.stages, parts.tails, strict=True):
-        one = _sum([(1.0, _sum(parts.of(stage))), (1.0, {})])
+    for slot, tail in enumerate(parts.tails):
+        one = _sum([(1.0, _sum(parts.of(slot))), (1.0, {})])
         candidates.append(_sum([(microbatches, one), (1.0, tail)]))
     worst = int(np.argmax([float(total(one)[0]) for one in candidates]))
     seconds = _sum([(1.0, candidates[worst]), (1.0, parts.once)])

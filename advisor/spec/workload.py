@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from advisor.spec.precision import PRECISIONS, Precision
+
+if TYPE_CHECKING:
+    from advisor.spec.layout import Array
+    from advisor.spec.router import RouterStats
 
 Mode = Literal["train", "inference", "weights"]
 Task = Literal["pretrain", "sft"]
@@ -17,13 +21,14 @@ OptimizerName = Literal["adam", "sgd", "muon"]
 class Workload:
     """One training (or serving) job, without its layout.
 
-    `router_skew` is tokens on the fullest expert-parallel rank over the mean (1 = balanced). `capacity_factor`
-    bounds it under token drop. `fp8_params` stores and gathers quantised weights. `attention_impl` "unfused" keeps the
-    score matrix; `cross_entropy_fused` saves passes over the logits, not memory; `loss_impl` "gathered" gathers the
-    logits over tensor ranks before a plain torch cross entropy (stacks other than Megatron). `grouped_gemm` runs all
-    local experts in one kernel (False: one after another); `expert_activation_fused` applies their activation and the
-    routing weight in one, which saves an intermediate. `vocab_divisor` is Megatron's
-    make_vocab_size_divisible_by. `batch` and `context` describe requests in inference mode.
+    `router_skew` is tokens on the fullest expert-parallel rank over the mean (1 = balanced); measured loads of `router`
+    take its place, as a column. `capacity_factor` bounds it under token drop. `fp8_params` stores and gathers quantised
+    weights. `attention_impl` "unfused" keeps the score matrix; `cross_entropy_fused` saves passes over the logits, not
+    memory; `loss_impl` "gathered" gathers the logits over tensor ranks before a plain torch cross entropy (stacks other
+    than Megatron). `grouped_gemm` runs all local experts in one kernel (False: one after another);
+    `expert_activation_fused` applies their activation and the routing weight in one, which saves an intermediate.
+    `vocab_divisor` is Megatron's make_vocab_size_divisible_by. `batch` and `context` describe requests in inference
+    mode.
     `softmax_fused` scales, masks and normalises unfused attention scores in one kernel (False: a torch operation each).
     `tp_async` runs tensor-parallel gathers and scatters of the backward pass beside weight gradients (Megatron does).
     `mtp_depth` overrides the number of prediction modules (None = none are trained unless the model is asked for them).
@@ -34,7 +39,8 @@ class Workload:
     mode: Mode = "train"
     task: Task = "pretrain"
     routing: Routing = "balanced"
-    router_skew: float = 1.0
+    router_skew: float | Array = 1.0
+    router: RouterStats | None = None
     capacity_factor: float | None = None
     pad_to_capacity: bool = False
     optimizer: OptimizerName = "adam"

@@ -199,7 +199,8 @@ def test_few_tokens_cost_the_latency_and_more_of_it_across_nodes(dispatcher):
 def test_skew_slows_the_exchange_and_a_capacity_bounds_it():
     plain = exchange("dgx-h100", 8, 8, Dispatcher.alltoall)
     skewed = exchange("dgx-h100", 8, 8, Dispatcher.alltoall, Workload(router_skew=3.0))
-    capped = exchange("dgx-h100", 8, 8, Dispatcher.alltoall, Workload(router_skew=3.0, capacity_factor=1.5))
+    drops = Workload(router_skew=3.0, capacity_factor=1.5, routing="token-drop")
+    capped = exchange("dgx-h100", 8, 8, Dispatcher.alltoall, drops)
     assert skewed == pytest.approx(3 * plain)
     assert capped == pytest.approx(1.5 * plain)
 
