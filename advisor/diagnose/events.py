@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from advisor.diagnose.patterns import SAID_ONCE, Knowledge, Pattern
+from advisor.logs.blocks import Size
 from advisor.logs.merge import in_order
-from advisor.logs.scan import Hit, Scanner, Size
+from advisor.logs.scan import Hit, Scanner
 from advisor.logs.sources import Source
 
 MOST_OF_A_WRITER = 40
@@ -90,7 +91,7 @@ class _Store:
 def collect(sources: Sequence[Source], known: Knowledge) -> Evidence:
     """Read all `sources` once. Raises OSError where a log cannot be opened."""
     store, sizes = _Store(), {}
-    scanner = Scanner(known.judge, known.confirm, known.named(*_PROGRESS))
+    scanner = Scanner(known.gate, known.confirm, known.named(*_PROGRESS))
     for file, source in enumerate(sources):
         size = sizes[source.name] = Size()
         for hit in scanner.hits(source, size):

@@ -12,15 +12,13 @@ import yaml
 
 from advisor import data
 from advisor.errors import InputError
-from advisor.logs.scan import shape_of
+from advisor.logs.gate import Gate, shape_of
 
 Role = Literal["root", "error", "symptom", "teardown", "fact", "context"]
 Confidence = Literal["high", "medium", "low"]
 
 SAID_ONCE: frozenset[Role] = frozenset({"root", "error", "symptom", "teardown"})
 UNDETERMINED = "undetermined"
-PIECE_BYTES = 4
-STRIDE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,32 +86,6 @@ class Xid:
     name: str
 
 
-class Gate:
-    """Which of many texts are in a line, without looking for every text.
-
-    Every `STRIDE`-th piece of the line is looked up; the first `STRIDE` pieces of every text are known, so that one of
-    them is met wherever the text begins. Texts too short for that are looked for one by one.
-    """
-
-    def __init__(self, texts: Iterable[tuple[int, bytes]]) -> None:
-        self._texts: dict[bytes, list[tuple[int, bytes]]] = {}
-        self._short: list[tuple[int, bytes]] = []
-        for mark, text in texts:
-            if len(text) < PIECE_BYTES + STRIDE - 1:
-                self._short.append((mark, text))
-                continue
-            for at in range(STRIDE):
-                self._texts.setdefault(text[at : at + PIECE_BYTES], []).append((mark, text))
-
-    def marks(self, shape: bytes) -> tuple[int, ...]:
-        """Marks of the texts that are in `shape`, ascending."""
-        found = {mark for mark, text in self._short if text in shape}
-        met = {shape[at : at + PIECE_BYTES] for at in range(0, len(shape), STRIDE)} & self._texts.keys()
-        for piece in met:
-            found.update(mark for mark, text in self._texts[piece] if text in shape)
-        return tuple(sorted(found))
-
-
 @dataclass(frozen=True, slots=True)
 class Knowledge:
     """All tables."""
@@ -123,12 +95,7 @@ class Knowledge:
     frames: tuple[FrameRule, ...]
     phases: Mapping[str, str]
     xids: Mapping[int, Xid]
-
     gate: Gate
-
-    def judge(self, shape: bytes) -> tuple[int, ...]:
-        """Indices of the patterns that a line of this shape may match."""
-        return self.gate.marks(shape)
 
     def confirm(self, line: str, marks: tuple[int, ...]) -> tuple[int, ...]:
         """Those of `marks` that the words of the line allow."""

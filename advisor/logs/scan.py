@@ -1,29 +1,28 @@
 """Streams a log and hands on the few lines that matter, in bounded memory.
 
-A log is millions of lines of few shapes: lines that differ in digits and blanks only are one shape, and what a shape
-can match is decided once. Every line costs one `translate` and one look-up; patterns run on the rest.
+A log is millions of lines, and few matter. A gate looks through whole blocks of bytes for the texts of interest; only
+lines that hold one are cut out. These are of few shapes (they differ in digits and blanks), and what a shape can match
+is decided once.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO
 
+from advisor.logs.blocks import LOOK_BACK_LINES, Block, Feed, Size
+from advisor.logs.gate import Gate
 from advisor.logs.sources import Source
 from advisor.logs.tags import Tag, file_tag, is_numbered, read_tag
 from advisor.logs.text import LONGEST_LINE_BYTES, clean
 from advisor.logs.times import Clock
 
-CHUNK_BYTES = 1 << 20
 MOST_SHAPES = 1 << 14
 MOST_OF_A_SHAPE = 5000
-DROPPED = b"0123456789 \t\0"
-LOOK_BACK_LINES = 60
 _FIRST_LINES = 200
-_UNKNOWN = (-1,)
+
+Marks = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,176 +34,179 @@ class Hit:
     text: str
     tag: Tag
     time_s: float | None
-    marks: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class Size:
-    """What has been read so far."""
-
-    bytes: int = 0
-    lines: int = 0
-    problem: str | None = None
-
-
-def shape_of(raw: bytes) -> bytes:
-    """What is left of a line when digits and blanks go."""
-    return raw[:LONGEST_LINE_BYTES].translate(None, DROPPED)
-
-
-def chunks(stream: IO[bytes], size: Size) -> Iterator[list[bytes]]:
-    """Lines of a stream in lists of about `CHUNK_BYTES`; an endless line is cut. A broken gz ends the stream."""
-    rest = b""
-    while True:
-        block = b"" if size.problem else _block(stream, size)
-        size.bytes += len(block)
-        if not block:
-            if rest:
-                yield [rest]
-            return
-        lines = (rest + block).split(b"\n")
-        rest = lines.pop()
-        if len(rest) > LONGEST_LINE_BYTES:
-            lines.append(rest)
-            rest = b""
-        if lines:
-            yield lines
-
-
-def _block(stream: IO[bytes], size: Size) -> bytes:
-    """About `CHUNK_BYTES`, gathered from small reads so that nothing before a broken place is lost."""
-    parts: list[bytes] = []
-    length = 0
-    read = getattr(stream, "read1", stream.read)
-    try:
-        while length < CHUNK_BYTES and (part := read(CHUNK_BYTES)):
-            parts.append(part)
-            length += len(part)
-    except (OSError, EOFError, zlib.error) as problem:
-        size.problem = str(problem)
-    return b"".join(parts)
+    marks: Marks
 
 
 class Scanner:
     """Reads logs with one judgement of shapes.
 
-    `judge` maps the shape of a line to the marks it may carry (empty = a line of no interest), `confirm` looks at the
-    line itself. Marks in `latest` may be on every line: of those only the first after another hit and the last before
-    one are handed on. So it goes with a shape that has been seen `MOST_OF_A_SHAPE` times.
+    `gate` knows the texts of interest and their marks, `confirm` looks at a line that holds some of them and says which
+    marks hold. Marks in `latest` may be on every line: of those only the first after another hit and the last before
+    one are handed on. So it goes with a shape that has been seen `most` times.
     """
 
     def __init__(
         self,
-        judge: Callable[[bytes], tuple[int, ...]],
-        confirm: Callable[[str, tuple[int, ...]], tuple[int, ...]],
+        gate: Gate,
+        confirm: Callable[[str, Marks], Marks],
         latest: frozenset[int] = frozenset(),
+        most: float = MOST_OF_A_SHAPE,
     ) -> None:
-        self._judge, self._confirm, self._latest = judge, confirm, latest
-        self._shapes: dict[bytes, tuple[int, ...]] = {}
-        self._seen: Counter[tuple[int, ...]] = Counter()
+        self._gate, self._confirm, self._latest, self._most = gate, confirm, latest, most
+        self._shapes: dict[bytes, Marks] = {}
+        self._following = 0
+
+    def follow(self, lines: int) -> None:
+        """Hand on the next lines whatever they hold; those of no interest have no marks. 0 = no more."""
+        self._following = lines
 
     def hits(self, source: Source, size: Size) -> Iterator[Hit]:
         """Lines of interest in order; times of earlier lines are carried on to lines without one."""
-        reader = _Reader(source)
-        self._seen.clear()
+        self._following = 0
+        repeats = _Repeats()
         with source.open() as stream:
-            for lines in chunks(stream, size):
-                reader.start(lines, size.lines)
-                for index, text, marks in self._thinned(lines):
-                    yield reader.hit(index, text, marks)
-                size.lines += len(lines)
+            feed = Feed(stream, size)
+            reader = _Reader(source, feed.head)
+            for block in feed.blocks():
+                for line in self._of_block(block, repeats):
+                    yield reader.hit(line)
+                repeats.keep(block)
+            for line in filter(self._confirmed, repeats.flush(None)):
+                yield reader.hit(line)
 
-    def _thinned(self, lines: list[bytes]) -> Iterator[tuple[int, str, tuple[int, ...]]]:
-        """Lines of interest of a chunk without the bulk of what repeats."""
-        waiting: dict[tuple[int, ...], int] = {}
-        fresh: set[tuple[int, ...]] = set()
-        for index, possible in self._marked(lines):
+    def _of_block(self, block: Block, repeats: _Repeats) -> Iterator[_Line]:
+        """Lines of interest without the bulk of what repeats, and those that are followed."""
+        fresh, waiting, known, done = repeats.fresh, repeats.waiting, self._shapes, 0
+        for index, shape in self._gate.candidates(block.data):
+            if self._following > 0:
+                yield from self._followed(block, done, index)
+            done = index + 1
+            possible = known.get(shape)
+            if possible is None:
+                possible = self._judged(shape)
             if possible in fresh:
                 waiting[possible] = index
-                continue
-            text = clean(lines[index])
-            marks = self._confirm(text, possible)
-            if not marks:
-                continue
-            self._seen[possible] += 1
-            if self._latest.issuperset(possible) or self._seen[possible] >= MOST_OF_A_SHAPE:
-                fresh.add(possible)
-            else:
-                yield from self._flush(lines, waiting)
-                fresh.clear()
-            yield index, text, marks
-        yield from self._flush(lines, waiting)
+            elif possible or self._following > 0:
+                line = _Line(block, index, possible, self._following > 0)
+                self._following -= line.followed
+                if not self._confirmed(line):
+                    continue
+                if possible and repeats.bulk(possible, self._latest, self._most):
+                    fresh.add(possible)
+                else:
+                    yield from filter(self._confirmed, repeats.flush(block))
+                yield line
+        yield from self._followed(block, done, len(block))
 
-    def _flush(
-        self, lines: list[bytes], waiting: dict[tuple[int, ...], int]
-    ) -> Iterator[tuple[int, str, tuple[int, ...]]]:
-        for possible, index in sorted(waiting.items(), key=lambda item: item[1]):
-            text = clean(lines[index])
-            marks = self._confirm(text, possible)
-            if marks:
-                yield index, text, marks
-        waiting.clear()
+    def _followed(self, block: Block, start: int, stop: int) -> Iterator[_Line]:
+        """Lines from `start` on that are followed though they hold nothing of interest."""
+        while self._following > 0 and start < stop:
+            self._following -= 1
+            line = _Line(block, start, (), True)
+            if self._confirmed(line):
+                yield line
+            start += 1
 
-    def _marked(self, lines: list[bytes]) -> Iterator[tuple[int, tuple[int, ...]]]:
-        known, dropped = self._shapes, DROPPED
-        found = [known.get(line.translate(None, dropped), _UNKNOWN) for line in lines]
-        for index in [index for index, marks in enumerate(found) if marks]:
-            marks = found[index]
-            if marks is _UNKNOWN:
-                marks = self._judged(lines[index].translate(None, dropped))
-            if marks:
-                yield index, marks
+    def _confirmed(self, line: _Line) -> bool:
+        """Read the line; whether it is of interest, or followed."""
+        line.text = clean(line.block.line(line.index))
+        line.marks = self._confirm(line.text, line.possible) if line.possible else ()
+        return bool(line.marks) or line.followed
 
-    def _judged(self, shape: bytes) -> tuple[int, ...]:
+    def _judged(self, shape: bytes) -> Marks:
         marks = self._shapes.get(shape)
         if marks is None:
             if len(self._shapes) >= MOST_SHAPES:
                 self._shapes.clear()
-            marks = self._judge(shape[:LONGEST_LINE_BYTES])
+            marks = self._gate.marks(shape)
             if len(shape) <= LONGEST_LINE_BYTES // 16:
                 self._shapes[shape] = marks
         return marks
 
 
+@dataclass(slots=True)
+class _Line:
+    """A line of a block, the marks it may carry, whether it is followed; its text and marks once it is confirmed."""
+
+    block: Block
+    index: int
+    possible: Marks
+    followed: bool
+    text: str = ""
+    marks: Marks = ()
+
+    @property
+    def place(self) -> int:
+        return self.block.place + self.index
+
+
+class _Repeats:
+    """What repeats: the first of a row is handed on, of the rest only the last is kept.
+
+    `fresh` are marks of which nothing but the last line before another hit matters; `waiting` are their last lines in
+    the block at hand, `kept` those of earlier blocks, without the rest of these.
+    """
+
+    def __init__(self) -> None:
+        self.fresh: set[Marks] = set()
+        self.waiting: dict[Marks, int] = {}
+        self.kept: dict[Marks, _Line] = {}
+        self._seen: Counter[Marks] = Counter()
+
+    def bulk(self, marks: Marks, latest: frozenset[int], most: float) -> bool:
+        """Count a line; whether the next ones like it are only bulk."""
+        self._seen[marks] += 1
+        return latest.issuperset(marks) or self._seen[marks] >= most
+
+    def keep(self, block: Block) -> None:
+        """Let go of a block."""
+        for marks, index in self.waiting.items():
+            self.kept[marks] = _Line(block.alone(index), 0, marks, False)
+        self.waiting.clear()
+
+    def flush(self, block: Block | None) -> list[_Line]:
+        """The lines that were kept, in order; what comes next begins a new row."""
+        if block is not None:
+            self.keep(block)
+        lines = sorted(self.kept.values(), key=lambda line: line.place)
+        self.kept.clear()
+        self.fresh.clear()
+        return lines
+
+
 class _Reader:
     """Turns lines of one source into hits: number, writer, time."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, head: bytes) -> None:
         self._source = source
         self._clock = Clock()
         self._file = file_tag(source.name)
-        self._lines: list[bytes] = []
-        self._before = 0
         self._read = 0
         self._time: float | None = None
-        self._numbered: bool | None = None
+        lines = head.split(b"\n")[:_FIRST_LINES]
+        self._numbered = is_numbered([clean(line) for line in lines if line.strip()])
 
-    def start(self, lines: list[bytes], before: int) -> None:
-        """The next lines, of which `before` lines of the log come first."""
-        if self._numbered is None:
-            self._numbered = is_numbered([clean(line) for line in lines[:_FIRST_LINES] if line.strip()])
-        self._lines, self._before, self._read = lines, before, 0
-
-    def hit(self, index: int, text: str, marks: tuple[int, ...]) -> Hit:
-        """The hit at `index` of the current lines."""
-        said = read_tag(text, bool(self._numbered))
+    def hit(self, line: _Line) -> Hit:
+        """The hit at a line."""
+        said = read_tag(line.text, self._numbered)
         tag = Tag(
             said.rank if said.rank is not None else self._file.rank,
             said.local_rank if said.local_rank is not None else self._file.local_rank,
             said.node or self._file.node,
             said.rest,
         )
-        return Hit(self._source, self._before + index + 1, text, tag, self._when(index, text), marks)
+        number = line.block.number_of(line.index)
+        return Hit(self._source, number, line.text, tag, self._when(line), line.marks)
 
-    def _when(self, index: int, text: str) -> float | None:
+    def _when(self, line: _Line) -> float | None:
         """Time of the line itself, else of the nearest line before it."""
-        own = self._clock.read(text)
+        own = self._clock.read(line.text)
         if own is None:
-            for back in range(index - 1, max(self._read, index - LOOK_BACK_LINES) - 1, -1):
-                own = self._clock.read(clean(self._lines[back][:400]))
+            for head in line.block.back(line.index, min(LOOK_BACK_LINES, line.place - self._read)):
+                own = self._clock.read(clean(head))
                 if own is not None:
                     break
-        self._read = index + 1
+        self._read = line.place + 1
         if own is not None:
             self._time = own
         return self._time

@@ -11,7 +11,8 @@ from advisor.diagnose.events import events_of
 from advisor.diagnose.judge import EXPLAINS
 from advisor.diagnose.patterns import SAID_ONCE, knowledge
 from advisor.errors import InputError
-from advisor.logs.scan import Hit, shape_of
+from advisor.logs.gate import shape_of
+from advisor.logs.scan import Hit
 from advisor.logs.sources import Source
 from advisor.logs.tags import read_tag
 
@@ -27,7 +28,7 @@ KNOWN = knowledge()
 
 def found_in(line: str) -> list[str]:
     """Ids of the patterns that one line gives rise to."""
-    marks = KNOWN.judge(shape_of(line.encode()))
+    marks = KNOWN.gate.marks(shape_of(line.encode()))
     hit = Hit(Source("x.log", Path("x.log")), 1, line, read_tag(line), None, marks)
     return [event.pattern.id for event in events_of(hit, 0, KNOWN.patterns)]
 
