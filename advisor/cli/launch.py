@@ -10,7 +10,21 @@ import click
 
 from advisor.cli import render
 from advisor.cli.options import SectionCommand, choice, option, with_options
-from advisor.cli.parameters import OneOf, Text, shorten
+from advisor.cli.parameters import OneOf, shorten
+from advisor.cli.scheduled import (
+    ACCOUNT,
+    CONTAINER,
+    ENV,
+    EXCLUSIVE,
+    GRES,
+    MOUNTS,
+    PARTITION,
+    QOS,
+    SECRET,
+    SHARED,
+    WORKDIR,
+    assignment,
+)
 from advisor.cli.survival import (
     CANDIDATE,
     HAZARDS,
@@ -39,19 +53,17 @@ OPTIONS = (
            default="auto"),
     valued("time", "4h", "Job", "Time limit: 4h, 90m, 1d12h, or as Slurm writes it.", default="4h", show_default=True),
     valued("name", "NAME", "Job", "Job name (default: model and GPUs)."),
-    valued("account", "NAME", "Job", "Slurm account."),
-    valued("partition", "NAME", "Job", "Slurm partition."),
-    valued("qos", "NAME", "Job", "Slurm quality of service."),
+    ACCOUNT,
+    PARTITION,
+    QOS,
     valued("restarts", "N", "Job", "Requeues before giving up (default 3)."),
-    either("gres", "Job", "Ask for GPUs with --gpus-per-node (default on)."),
-    either("exclusive", "Job", "Whole nodes with all their memory (default on)."),
+    GRES,
+    EXCLUSIVE,
     CANDIDATE,
-    valued("container", "IMAGE", "Container", "Image for Enroot/Pyxis."),
-    option("--mounts", section="Container", type=Text("SRC:DST"), multiple=True, envvar="ADVISOR_MOUNTS",
-           help="Container mounts; repeat, or separate by commas."),
-    valued("workdir", "DIR", "Folders", "Where the program is started (default: --shared)."),
-    valued("shared", "DIR", "Folders", "Shared file system, as the job sees it: caches and logs go below (default: the"
-           " first mount)."),
+    CONTAINER,
+    MOUNTS,
+    WORKDIR,
+    SHARED,
     valued("hf-home", "DIR", "Folders", "HF_HOME."),
     valued("uv-cache-dir", "DIR", "Folders", "UV_CACHE_DIR."),
     valued("nemo-home", "DIR", "Folders", "NEMO_HOME."),
@@ -59,9 +71,8 @@ OPTIONS = (
     either("uv", "Program", "Start Python by uv, after one uv sync (default: with a container)."),
     either("numa", "Program", "Bind ranks to NUMA nodes (default: srun style with a container)."),
     flag("fresh", "Program", "Put an old nemo_experiments folder aside at the first start."),
-    option("--env", "env", section="Program", type=Text("NAME=VALUE"), multiple=True, help="Environment; repeat."),
-    option("--secret", section="Program", type=Text("NAME"), multiple=True,
-           help="Variable that must be set when sbatch runs; its value is never read or written. Repeat."),
+    ENV,
+    SECRET,
     *HAZARDS,
     *WISHES,
     option("--submit", section="Output", is_flag=True, help="Hand the script to sbatch and print the job id."),
@@ -114,7 +125,7 @@ def _wanted(program: tuple[str, ...], options: dict[str, Any]) -> Wanted:
         time_s=parse_time(options["time"]),
         mounts=tuple(options["mounts"]),
         folders={variable: options[name] for variable, name in folders.items() if options[name]},
-        variables=dict(_assignment(text) for text in options["env"]),
+        variables=dict(assignment(text) for text in options["env"]),
         secrets=tuple(options["secret"]),
         uv=options["uv"],
         numa=options["numa"],
@@ -124,13 +135,6 @@ def _wanted(program: tuple[str, ...], options: dict[str, Any]) -> Wanted:
         fresh=options["fresh"],
         **{name: options[name] or "" for name in texts},
     )
-
-
-def _assignment(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise InputError(f"--env {shorten(name)} has no value", "--env NAME=VALUE, or --secret NAME")
-    return name, value
 
 
 def _guess_entry(program: tuple[str, ...]) -> str:

@@ -52,7 +52,7 @@ def command(
     if dry_run:
         render.show(dry_document(trials, left_out, rules, Path(out)), output)
         return EXIT_OK
-    require_stack(trials, drive)
+    require_stack(trials, drive, rules)
     follower = Follower(quiet)
     try:
         ran = list(run_trials(trials, Store(plan_path(out)), rules, follower))

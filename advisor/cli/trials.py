@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,15 @@ import click
 from advisor.cli import render
 from advisor.cli.options import option
 from advisor.cli.parameters import OneOf, shorten
+from advisor.cli.scheduled import JOB_NAMES, SHORT_JOB, short_job
 from advisor.cli.survival import valued
 from advisor.errors import EnvironmentMissingError, InputError
 
 if TYPE_CHECKING:
     from advisor.trial.job import Drive
+    from advisor.trial.processes import Limits
     from advisor.trial.progress import Progress
-    from advisor.trial.runner import Rules
+    from advisor.trial.runner import Backend, Rules
     from advisor.trial.trials import Trial
 
 NEEDED = ("torch", "megatron.core", "psutil")
@@ -33,8 +36,8 @@ REDRAW_S = 0.5
 MOST_CPU_RANKS = 16
 
 DRIVE_OPTIONS = (
-    option("--backend", section="Run", type=OneOf(["local"]), default="local", envvar="ADVISOR_BACKEND",
-           show_default=True, help="Where: local = torchrun on this host."),
+    option("--backend", section="Run", type=OneOf(["local", "slurm"]), default="local", envvar="ADVISOR_BACKEND",
+           show_default=True, help="Where: local = torchrun on this host, slurm = a job per trial."),
     option("--device", section="Run", type=OneOf(["auto", "cuda", "cpu"]), default="auto", envvar="ADVISOR_DEVICE",
            show_default=True, help="cpu = gloo and reference kernels: mechanics, and rates of a local-cpu system."),
     option("--steps", section="Run", type=click.IntRange(3, 100_000), default=20, envvar="ADVISOR_STEPS",
@@ -48,6 +51,9 @@ DRIVE_OPTIONS = (
     valued("start-timeout", "10m", "Limits", "From the start to the first step.", default="10m", show_default=True),
     valued("step-timeout", "5m", "Limits", "Between two signs of life.", default="5m", show_default=True),
     valued("total-timeout", "1h", "Limits", "Of one trial.", default="1h", show_default=True),
+    valued("queue-timeout", "1h", "Limits", "Of one trial, waiting for its nodes (slurm).", default="1h",
+           show_default=True),
+    *SHORT_JOB,
 )  # fmt: skip
 
 
@@ -65,14 +71,18 @@ def drive_of(options: dict[str, Any]) -> Drive:
 
     device = options.pop("device")
     if device == "auto":
-        device = "cuda" if shutil.which("nvidia-smi") else "cpu"
-    options.pop("backend")
+        device = "cuda" if options["backend"] == "slurm" or shutil.which("nvidia-smi") else "cpu"
     names = ("steps", "warmup", "profile_steps", "threads")
     return Drive(device=device, **{name: options.pop(name) for name in names})
 
 
-def require_stack(trials: Sequence[Trial], drive: Drive) -> None:
-    """Refuse what this host cannot run: packages that are missing, more ranks than it has room for."""
+def require_stack(trials: Sequence[Trial], drive: Drive, rules: Rules) -> None:
+    """Refuse what cannot run: no Slurm; or on this host packages that are missing, more ranks than it has room for."""
+    from advisor.trial.slurm import Slurm, require_slurm
+
+    if isinstance(rules.backend, Slurm):
+        require_slurm()
+        return
     require_packages(NEEDED)
     most = max(trial.ranks for trial in trials)
     if drive.device == "cpu" and most > MOST_CPU_RANKS:
@@ -112,14 +122,33 @@ def _present(name: str) -> bool:
 
 
 def rules_of(options: dict[str, Any]) -> Rules:
-    """Limits, budget and --resume, taken out of `options`."""
+    """Limits, budget, --resume and what starts the ranks, taken out of `options`."""
     from advisor.trial.processes import Limits
     from advisor.trial.runner import Rules
 
-    names = {"start_s": "start_timeout", "step_s": "step_timeout", "total_s": "total_timeout"}
-    limits = {to: seconds(name.replace("_", "-"), options.pop(name)) for to, name in names.items()}
+    names = {"start_s": "start_timeout", "step_s": "step_timeout", "total_s": "total_timeout",
+             "queue_s": "queue_timeout"}  # fmt: skip
+    limits = Limits(**{to: seconds(name.replace("_", "-"), options.pop(name)) for to, name in names.items()})
     budget = options.pop("budget", None)
-    return Rules(Limits(**limits), None if budget is None else seconds("budget", budget), options.pop("resume", False))
+    return Rules(
+        limits,
+        None if budget is None else seconds("budget", budget),
+        options.pop("resume", False),
+        _backend(options, limits),
+    )
+
+
+def _backend(options: dict[str, Any], limits: Limits) -> Backend:
+    from advisor.trial.local import Local
+    from advisor.trial.slurm import Slurm, time_limit
+
+    given = [name for name in JOB_NAMES if options[name]]
+    wanted, time_s = short_job(options)
+    if options.pop("backend") == "slurm":
+        return Slurm(replace(wanted, time_s=time_s or time_limit(limits.total_s)))
+    if given:
+        raise InputError(f"--{given[0]} is asked of a Slurm job, and this runs on this host", "--backend slurm")
+    return Local()
 
 
 class Follower:

@@ -58,7 +58,7 @@ def command(
     drive, rules = drive_of(options), rules_of(options)
     path, follower = plan_path(plan), Follower(quiet)
     pool = pool_of(read_plan(path).request, str(path), drive)
-    require_stack(pool, drive)
+    require_stack(pool, drive, rules)
     asked = open_study(study, storage, len(pool), seed)
     store = Store(plan_path(out))
     begin = time.monotonic()

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from advisor.configure.environment import variables
+from advisor.configure.job import Job
 from advisor.errors import InputError
 from advisor.export.model_fields import model_facts, model_fields, require_supported
 from advisor.search.request import Request
@@ -86,8 +88,13 @@ def make_job(request: Request, candidate: Candidate, drive: Drive) -> dict[str, 
             "vocab_size": request.model.vocab_size,
         },
         "run": {name: getattr(drive, name) for name in Drive.__slots__},
+        "environment": {one.name: one.value for one in variables(_subject(request, candidate))},
         "stand_ins": list(stand_ins(request, candidate, drive)),
     }
+
+
+def _subject(request: Request, candidate: Candidate) -> Job:
+    return Job(request.model, request.cluster, request.workload, candidate.layout, candidate.knobs)
 
 
 def _problems(request: Request, knobs: Knobs, candidate: Candidate, drive: Drive) -> Iterator[str]:

@@ -14,11 +14,26 @@ from advisor.errors import InputError
 from advisor.trial.processes import Ended
 from advisor.trial.progress import Progress
 
-Kind = Literal["measured", "oom", "nan", "hang", "crash", "start-up timeout", "total timeout"]
+Kind = Literal[
+    "measured", "oom", "nan", "hang", "crash", "queue timeout", "start-up timeout", "total timeout",
+    "time limit", "preempted", "node failure", "cancelled",
+]  # fmt: skip
 
 MOST_LINES = 12
 LEAST_STEPS = 3
 OF_MEMORY = {"cuda_oom", "cuda_oom_fragmentation", "host_oom"}
+# States of Slurm in which a job was ended from outside, and what to do.
+ENDED_BY: Mapping[str, tuple[Kind, str]] = {
+    "TIMEOUT": ("time limit", "more --time, or fewer --steps"),
+    "DEADLINE": ("time limit", "more time before the deadline of the job, or fewer --steps"),
+    "PREEMPTED": ("preempted", "--restarts, or a partition or quality of service that is not preempted"),
+    "NODE_FAIL": ("node failure", "--restarts; the controller's log names the node"),
+    "BOOT_FAIL": ("node failure", "--restarts; the controller's log names the node"),
+    "CANCELLED": ("cancelled", "--resume runs it again"),
+    "REVOKED": ("cancelled", "--resume runs it again"),
+    "OUT_OF_MEMORY": ("oom", "more memory per node: --exclusive"),
+}
+CUT_OFF = {"time limit", "preempted", "cancelled"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +66,9 @@ def outcome_of(ended: Ended, folder: Path, world: int) -> Outcome:
     ranks = tuple(_ranks(folder))
     if ended.ending == "ended" and ended.exit_code == 0 and len(ranks) == world:
         return Outcome("measured", None, ranks)
-    if ended.ending in {"stopped", "total timeout"} and _steady_steps(folder, world) >= LEAST_STEPS:
+    by, fix = ENDED_BY.get("" if ended.job is None or ended.ending != "ended" else ended.job["state"], (None, ""))
+    cut = ended.ending in {"stopped", "total timeout"} or by in CUT_OFF
+    if cut and _steady_steps(folder, world) >= LEAST_STEPS:
         return Outcome("measured", None, ranks)
     for kind in ("oom", "nan"):
         told = next((rank for rank in ranks if rank["outcome"] == kind), None)
@@ -59,21 +76,23 @@ def outcome_of(ended: Ended, folder: Path, world: int) -> Outcome:
             lines = _tail(folder, told["rank"])
             failure = Failure(kind, told["rank"], 1, str(told["message"]), lines)
             return Outcome("oom" if kind == "oom" else "nan", failure, ranks)
-    if ended.ending != "ended":
-        return _overrun(ended, folder, ranks)
+    if by is not None or ended.ending != "ended":
+        return _overrun(ended, by, fix, folder, ranks)
     return _crash(ended, folder, ranks)
 
 
-def _overrun(ended: Ended, folder: Path, ranks: tuple[Mapping[str, Any], ...]) -> Outcome:
+def _overrun(ended: Ended, by: Kind | None, fix: str, folder: Path, ranks: tuple[Mapping[str, Any], ...]) -> Outcome:
+    """A group that was ended from outside: by a limit of the runner, or (`by`) by the scheduler."""
     progress = Progress(folder)
     progress.read()
     rank = progress.laggard
     reached = progress.reached.get(rank if rank is not None else 0, {})
     where = f"step {reached['number']}" if "number" in reached else str(reached.get("at", "nothing"))
     who = "all ranks" if rank is None else f"rank {rank}"
-    words = f"{ended.ending} after {ended.seconds:.0f} s; the last that {who} reached is {where}"
-    kind: Kind = "hang" if ended.ending == "step timeout" else ended.ending  # type: ignore[assignment]
-    return Outcome(kind, Failure(kind, rank, None, words, _tail(folder, rank or 0)), ranks)
+    kind: Kind = by or ("hang" if ended.ending == "step timeout" else ended.ending)  # type: ignore[assignment]
+    said = ended.ending if by is None or ended.job is None else f"{by} (Slurm: {ended.job['state']})"
+    words = f"{said} after {ended.seconds:.0f} s; the last that {who} reached is {where}"
+    return Outcome(kind, Failure(kind, rank, None, words, _tail(folder, rank or 0), fix), ranks)
 
 
 def _crash(ended: Ended, folder: Path, ranks: tuple[Mapping[str, Any], ...]) -> Outcome:
@@ -105,7 +124,7 @@ def _ranks(folder: Path) -> list[Mapping[str, Any]]:
 
 
 def _tail(folder: Path, rank: int) -> tuple[str, ...]:
-    """The last lines that a rank wrote to its stderr, torchrun's own where it wrote none."""
+    """The last lines that a rank wrote to its stderr, those of what started it where it wrote none."""
     for path in (*sorted(folder.glob(f"logs/*/attempt_0/{rank}/stderr.log")), folder / "stderr"):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
         if lines:

@@ -38,6 +38,7 @@ def make_record(trial: Trial, outcome: Outcome, folder: Path, ended: Ended) -> d
         "folder": str(folder),
         "seconds": ended.seconds,
         "ending": ended.ending,
+        "slurm": None if ended.job is None else dict(ended.job),
         "outcome": outcome.kind,
         "failure": None if outcome.failure is None else outcome.failure.to_dict(),
         "request": request_record(trial.request),

@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from advisor.trial.local import Local
 from advisor.trial.outcome import outcome_of
-from advisor.trial.processes import WORKER, Limits, command, environment, run_group
+from advisor.trial.processes import Ended, Limits
 from advisor.trial.progress import Progress
 from advisor.trial.record import make_record
 from advisor.trial.store import Store
 from advisor.trial.trials import Trial
 
 
+class Backend(Protocol):
+    """What starts the ranks of a trial."""
+
+    def command(self, trial: Trial, folder: Path) -> str:
+        """The command that starts a trial whose job lies in `folder`."""
+
+    def script(self, trial: Trial, folder: Path) -> str | None:
+        """The script that the command names, None where it names none."""
+
+    def run(self, trial: Trial, folder: Path, limits: Limits, tell: Callable[[Progress], object]) -> Ended:
+        """Run a trial to its end, which nothing of it survives."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """How trials are run: limits of one, seconds for all of them (None = no budget), whether finished ones are skipped.
 
-    `program` is what every rank runs, as arguments of Python.
+    `backend` starts their ranks.
     """
 
     limits: Limits
     budget_s: float | None = None
     resume: bool = False
-    program: Sequence[str] = WORKER
+    backend: Backend = field(default_factory=Local)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +81,10 @@ def run_trials(trials: Iterable[Trial], store: Store, rules: Rules, tell: Tell) 
 def run_one(trial: Trial, store: Store, rules: Rules, left_s: float | None, tell: Tell) -> dict[str, Any] | None:
     """One attempt in a folder of its own; None where the budget of `left_s` seconds ended it without a measurement."""
     folder = store.attempt(trial.name)
-    limits, cut = rules.limits, False
-    if left_s is not None and left_s < limits.total_s:
-        limits, cut = replace(limits, total_s=left_s), True
-    words = prepared(trial, folder, rules.program)
-    variables = environment(trial.job["run"]["device"], trial.job["run"]["threads"])
-    ended = run_group(words, folder, variables, limits, lambda progress: tell(trial, progress))
+    (folder / "job.json").write_text(json.dumps(trial.job, indent=2), encoding="utf-8")
+    limits = rules.limits if left_s is None else replace(rules.limits, end_s=left_s)
+    ended = rules.backend.run(trial, folder, limits, lambda progress: tell(trial, progress))
     outcome = outcome_of(ended, folder, trial.ranks)
-    if cut and outcome.kind == "total timeout":
+    if outcome.kind == "total timeout" and ended.seconds > limits.end_s:
         return None
     return make_record(trial, outcome, folder, ended)
-
-
-def prepared(trial: Trial, folder: Path, program: Sequence[str]) -> list[str]:
-    """Write the job and the command of a trial to its folder; the command in words."""
-    job_file = folder / "job.json"
-    job_file.write_text(json.dumps(trial.job, indent=2), encoding="utf-8")
-    words = command(trial.ranks, job_file, folder, program)
-    (folder / "command").write_text(shlex.join(words) + "\n", encoding="utf-8")
-    return words

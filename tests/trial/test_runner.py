@@ -19,6 +19,7 @@ import jsonschema
 import psutil
 
 from advisor.trial.job import Drive
+from advisor.trial.local import Local
 from advisor.trial.processes import Limits
 from advisor.trial.runner import Rules, run_trials
 from advisor.trial.store import Store
@@ -46,7 +47,7 @@ def act(tmp_path: Path, **acts: str) -> Store:
 
 def run(trials, store, tell=lambda *_: None, **rules):
     limits = rules.pop("limits", Limits())
-    return list(run_trials(trials, store, Rules(limits, program=ACTING, **rules), tell))
+    return list(run_trials(trials, store, Rules(limits, backend=Local(ACTING), **rules), tell))
 
 
 def alive(store: Store) -> list[int]:

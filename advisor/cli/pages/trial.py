@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from advisor.cli.document import Block, Column, Document, Facts, Line, Table
 from advisor.cli.figures import NONE, count, figure
-from advisor.trial.processes import command
 from advisor.trial.runner import Ran, Rules
 from advisor.trial.trials import Trial
 from advisor.units import gib
@@ -159,7 +157,7 @@ def dry_document(trials: Sequence[Trial], left_out: Sequence[str], rules: Rules,
             (row["name"], count(row["ranks"]), count(row["steps"]), figure(row["predicted_seconds"])) for row in rows
         ),
     )
-    lines = tuple(Line(row["command"]) for row in rows)
+    lines = tuple(Line(text) for row in rows for text in (row["command"], *(row["script"] or "").splitlines()))
     stands = tuple(
         Line(f"stands in: {words}", "dim")
         for words in dict.fromkeys(words for trial in trials for words in trial.stand_ins)
@@ -172,13 +170,13 @@ def _plan_row(trial: Trial, rules: Rules, folder: Path) -> dict[str, Any]:
     run = trial.job["run"]
     steps = run["warmup"] + run["steps"] + (run["profile_steps"] + 1 if run["profile_steps"] else 0)
     where = folder / trial.name / "1"
-    words = command(trial.ranks, where / "job.json", where, rules.program)
     return {
         "name": trial.name,
         "key": trial.key,
         "ranks": trial.ranks,
         "steps": steps,
         "predicted_seconds": steps * trial.predicted.step_s,
-        "command": shlex.join(["python", *words[1:]]),
+        "command": rules.backend.command(trial, where),
+        "script": rules.backend.script(trial, where),
         "job": trial.job,
     }

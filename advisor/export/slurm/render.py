@@ -61,8 +61,8 @@ def log_path(job: Launch) -> str:
     return f"{job.log_dir}/{file}" if job.log_dir else file
 
 
-def directives(job: Launch) -> tuple[str, ...]:
-    """#SBATCH lines without the word, in the order of the manual page."""
+def directives(job: Launch, output: str = "", error: str = "") -> tuple[str, ...]:
+    """#SBATCH lines without the word, in the order of the manual page; `output` and `error` in place of one log."""
     found = {
         "job-name": job.name,
         "account": job.account,
@@ -73,7 +73,8 @@ def directives(job: Launch) -> tuple[str, ...]:
         "gpus-per-node": job.gpus_per_node if job.gres else "",
         "segment": job.segment or "",
         "time": clock(job.time_s),
-        "output": log_path(job),
+        "output": output or log_path(job),
+        "error": error,
         "open-mode": "append",
         "signal": f"B:USR1@{job.lead_s}" if job.signal else "",
     }
@@ -129,15 +130,20 @@ def _context(job: Launch) -> dict[str, Any]:
     }
 
 
+def fill(template: str, **values: Any) -> str:
+    """A template of this package with its values."""
+    return _templates().get_template(template).render(values)
+
+
 def script_text(job: Launch) -> str:
     """The sbatch script. Raises InputError when anything in it looks like a secret."""
-    text = _templates().get_template("job.sbatch.j2").render(_context(job))
+    text = fill("job.sbatch.j2", **_context(job))
     refuse_secrets(text, "the script")
     return text
 
 
 def interactive_text(job: Launch) -> str:
     """The recipe for an interactive allocation: salloc, a shell in the container, environment."""
-    text = _templates().get_template("interactive.sh.j2").render(_context(job))
+    text = fill("interactive.sh.j2", **_context(job))
     refuse_secrets(text, "the recipe")
     return text
