@@ -163,6 +163,8 @@ def job_options(several_counts: bool) -> list[Decorator[Any]]:
         choice("task", get_args(Task), section, "What is trained."),
         choice("routing", get_args(Routing), section, "How tokens spread over experts."),
         text("router-skew", "X", section, "Tokens on the fullest expert rank over the mean."),
+        text("router-stats", "FILE", section, "Tokens per expert and layer: CSV (layer,expert,tokens), files saved by"
+             " Megatron-LM, a log."),
         text("capacity-factor", "X", section, "Bound under --routing token-drop."),
         choice("optimizer", get_args(OptimizerName), section, "Optimizer."),
         switch("fp8-params", section, "Store and gather quantised weights."),

@@ -13,8 +13,9 @@ class SharedOptions(TypedDict, total=False):
     """What a job is, whatever its layout.
 
     `system` is a system preset, a GPU alias or a YAML file; `headroom` is "8%", "4GiB" or a fraction below 1;
-    `anchor` names files of measured runs that correct predictions (see advisor.fit.anchor); `gbs` sequences per step;
-    `given_by` the origin shown for these keywords ("argument", "flag").
+    `router_stats` is a file of tokens per expert and layer (see advisor.spec.load.router); `anchor` names files of
+    measured runs that correct predictions (see advisor.fit.anchor); `gbs` sequences per step; `given_by` the origin
+    shown for these keywords ("argument", "flag").
     """
 
     system: str | None
@@ -25,6 +26,7 @@ class SharedOptions(TypedDict, total=False):
     task: Task | None
     routing: Routing | None
     router_skew: float | None
+    router_stats: str | None
     capacity_factor: float | None
     optimizer: OptimizerName | None
     fp8_params: bool | None

@@ -17,6 +17,7 @@ from advisor.search.values import choice, headroom_bytes, pairs, real, switch, w
 from advisor.spec.hardware import Cluster
 from advisor.spec.load.model import load_model
 from advisor.spec.load.system import load_system, make_cluster, system_names
+from advisor.spec.load.router import read_router_stats
 from advisor.spec.model import Model
 from advisor.spec.precision import ALIASES, PRECISIONS, Precision
 from advisor.spec.workload import Workload
@@ -122,6 +123,18 @@ def make_workload(found: Mapping[str, Setting], precision: Precision, base: Work
     return dataclasses.replace(base or Workload(), **changes)
 
 
+def _with_router(found: Mapping[str, Setting], model: Model, workload: Workload) -> Workload:
+    """The workload with measured router statistics in place of a skew, if any are named."""
+    if "router_stats" not in found:
+        return workload
+    if "router_skew" in found:
+        raise InputError("router_stats and router_skew say the same thing twice", "leave out router_skew")
+    if workload.mode != "train":
+        raise InputError(f"router_stats count in training, mode is {workload.mode}", "leave out router_stats")
+    path = Path(str(found["router_stats"].value)).expanduser()
+    return dataclasses.replace(workload, router_skew=1.0, router=read_router_stats(path, model))
+
+
 def make_request_cluster(found: Mapping[str, Setting], system: object, gpus: object) -> Cluster:
     """The cluster of the settings; raises InputError for a count that does not fill nodes."""
     options: dict[str, Any] = {}
@@ -165,7 +178,7 @@ def resolve(
     note = f"describes {cluster.system.name}" if is_file else other
     settings["system"] = Setting(named, settings["system"].origin, note)
     settings["gpus"] = Setting(cluster.gpus, settings["gpus"].origin, settings["gpus"].note)
-    work = make_workload(settings, precision, workload)
+    work = _with_router(settings, chosen, make_workload(settings, precision, workload))
     settings["seq_len"] = Setting(work.seq_len, settings["seq_len"].origin)
     if "gbs" in settings:
         batch = whole("gbs", settings["gbs"].value, 1, 2**40)
