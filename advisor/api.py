@@ -41,7 +41,29 @@ def plan(model: str | Path, gpus: int | Literal["auto"], **options: Unpack[PlanO
         offers=found.offers,
         findings=found.findings,
     )
-    return answer if anchor is None else _anchored_plan(answer, anchor)
+    return _routed_plan(answer if anchor is None else _anchored_plan(answer, anchor))
+
+
+def _routed_plan(answer: Plan) -> Plan:
+    """A plan with what router statistics have to say about its best layout."""
+    from advisor.search.routing import imbalance
+
+    found = imbalance(answer.request, answer.best)
+    if found is None or answer.best is None:
+        return answer
+    best = replace(answer.best, findings=(*answer.best.findings, found.finding()))
+    return replace(answer, candidates=(best, *answer.candidates[1:]), imbalance=found)
+
+
+def _routed_estimate(answer: Estimate) -> Estimate:
+    """An estimate with what router statistics have to say about its layout."""
+    from advisor.search.routing import imbalance
+
+    found = imbalance(answer.request, answer.candidate)
+    if found is None or answer.candidate is None:
+        return answer
+    findings = (*answer.findings, found.finding())
+    return replace(answer, candidate=replace(answer.candidate, findings=findings), findings=findings, imbalance=found)
 
 
 def _anchored_plan(answer: Plan, anchor: str | Sequence[str]) -> Plan:
@@ -93,11 +115,11 @@ def estimate(
     request, choice = single_request(model, gpus, megatron_args, options)
     answer = Estimate(request, *judge(request, choice))
     if anchor is None or answer.candidate is None:
-        return answer
+        return _routed_estimate(answer)
     from advisor.fit.anchor import anchored, read_anchors
 
     anchors = read_anchors([anchor] if isinstance(anchor, str) else list(anchor))
-    return replace(answer, candidate=anchored(request, answer.candidate, anchors))
+    return _routed_estimate(replace(answer, candidate=anchored(request, answer.candidate, anchors)))
 
 
 def why(model: str | Path, gpus: int, **options: Unpack[EstimateOptions]) -> Explanation:
@@ -109,7 +131,7 @@ def why(model: str | Path, gpus: int, **options: Unpack[EstimateOptions]) -> Exp
     found = explain(request, choice)
     return Explanation(
         request=request,
-        estimate=Estimate(request, *found.judged),
+        estimate=_routed_estimate(Estimate(request, *found.judged)),
         reasons=found.reasons,
         nearest=found.nearest,
         changes=found.changes,

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
+    from advisor.search.routing import Imbalance
+
 Verdict = Literal["fits", "oom", "illegal"]
 
 
@@ -25,7 +27,7 @@ class Plan:
     others by rule id (`memory-<term>` names the term that broke the budget). `baseline` is the vendor's recipe
     `baseline_name` where one is published. `pareto` holds the layouts that no other beats in both time and memory,
     `families` the best layout of each kind of parallelism, `offers` what knobs outside the default search would bring,
-    `findings` the rules that the job breaks whatever its layout.
+    `findings` the rules that the job breaks whatever its layout, `imbalance` what router statistics cost the best one.
     """
 
     request: Request
@@ -39,6 +41,7 @@ class Plan:
     families: tuple[Candidate, ...] = ()
     offers: tuple[Offer, ...] = ()
     findings: tuple[Finding, ...] = ()
+    imbalance: Imbalance | None = None
 
     @property
     def best(self) -> Candidate | None:
@@ -69,12 +72,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one layout needs: verdict "fits", "oom" or "illegal"; `candidate` is None only when it is illegal."""
+    """What one layout needs: verdict "fits", "oom" or "illegal"; `candidate` is None only when it is illegal.
+
+    `imbalance` is what router statistics cost it, None without them.
+    """
 
     request: Request
     verdict: Verdict
     candidate: Candidate | None
     findings: tuple[Finding, ...]
+    imbalance: Imbalance | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form, as in presets/schemas/estimate.schema.json: sizes in GiB, times in seconds, null never NaN."""

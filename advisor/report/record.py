@@ -17,6 +17,7 @@ from advisor.units import gib
 
 if TYPE_CHECKING:
     from advisor.report.answers import Estimate, Explanation, Plan, Scaling
+    from advisor.search.routing import Imbalance
 
 SCHEMA_VERSION = 1
 
@@ -135,6 +136,39 @@ def _offer(offer: Offer) -> dict[str, Any]:
     }
 
 
+def imbalance_record(found: Imbalance | None) -> dict[str, Any] | None:
+    """JSON form of what router statistics cost a layout, and of what would help."""
+    if found is None:
+        return None
+    stats = found.stats
+    return {
+        "source": stats.source,
+        "form": stats.form,
+        "layers": len(stats.layers),
+        "first_layer": stats.first,
+        "experts": stats.loads[0].size,
+        "ep": found.ep,
+        "hottest_share": number(found.hottest),
+        "worst_share": number(found.worst),
+        "worst_layer": found.worst_layer,
+        "worst_rank": found.worst_rank,
+        "slowdown": number(found.slowdown),
+        "extra_gib": in_gib(found.extra_bytes),
+        "changes": [
+            {
+                "name": one.name,
+                "value": one.value,
+                "hottest_share": number(one.hottest),
+                "dropped_share": number(one.dropped),
+                "verdict": one.verdict,
+                "gain": number(one.gain),
+                "freed_gib": in_gib(one.freed_bytes),
+            }
+            for one in found.changes
+        ],
+    }
+
+
 def plan_record(plan: Plan) -> dict[str, Any]:
     """JSON form of a plan, as in presets/schemas/plan.schema.json."""
     return {
@@ -149,6 +183,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         "pareto": [candidate_record(candidate) for candidate in plan.pareto],
         "families": [candidate_record(candidate) for candidate in plan.families],
         "offers": [_offer(offer) for offer in plan.offers],
+        "router": imbalance_record(plan.imbalance),
     }
 
 
@@ -160,6 +195,7 @@ def estimate_record(estimate: Estimate) -> dict[str, Any]:
         "verdict": estimate.verdict,
         "candidate": candidate_record(estimate.candidate),
         "findings": [finding_record(finding) for finding in estimate.findings],
+        "router": imbalance_record(estimate.imbalance),
     }
 
 

@@ -18,7 +18,7 @@ class RouterStats:
 
     `loads[i]` are the tokens of every expert of decoder layer `layers[i]` (counted from 0) over their mean, so that 1
     is balanced; `modules` are those of prediction modules, () where the file has none. `source` is the file, `form` how
-    it was read, `numbering` how it counts layers.
+    it was read, `first` the number that it gives the first decoder layer.
     """
 
     layers: tuple[int, ...]
@@ -26,14 +26,7 @@ class RouterStats:
     modules: tuple[Array, ...] = ()
     source: str = ""
     form: str = ""
-    numbering: str = ""
-
-    def shares(self, index: int, ep: int, capacity: float | None = None) -> Array:
-        """Tokens of each of `ep` ranks over their mean, experts placed in order, for the layer at `index`.
-
-        `capacity` drops what an expert gets beyond that multiple of the mean; `ep` must divide the experts.
-        """
-        return shares(self.loads[index], ep, capacity)
+    first: int = 0
 
     def dropped(self, capacity: float) -> float:
         """Share of all token copies that a capacity factor drops."""
@@ -42,7 +35,10 @@ class RouterStats:
 
 
 def shares(load: Array, ep: int, capacity: float | None = None) -> Array:
-    """Mean load of the experts of each rank, for `ep` ranks with as many experts each."""
+    """Tokens of each of `ep` ranks over their mean, with the experts placed in order; `ep` must divide the experts.
+
+    `capacity` drops what an expert gets beyond that multiple of the mean.
+    """
     kept = load if capacity is None else np.minimum(load, capacity)
     return np.asarray(np.round(kept.reshape(ep, -1).mean(axis=1), DIGITS))
 

@@ -19,6 +19,7 @@ from advisor.cli.pages.parts import (
     request_facts,
     step_bars,
 )
+from advisor.cli.pages.routing import routing_blocks
 from advisor.report.answers import Estimate
 from advisor.spec.plan import Candidate
 from advisor.units import gib
@@ -64,6 +65,7 @@ def _blocks(estimate: Estimate, verbose: bool) -> Iterator[Block]:
         if found.step is not None:
             yield step_bars(found.step)
             yield experience_line(request)
+    yield from routing_blocks(estimate.imbalance)
     yield from findings_table(estimate.findings)
     if found is not None:
         yield kinds_line(found)

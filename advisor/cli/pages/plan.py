@@ -19,6 +19,7 @@ from advisor.cli.pages.parts import (
     request_facts,
     step_bars,
 )
+from advisor.cli.pages.routing import routing_blocks
 from advisor.report.answers import Plan
 from advisor.units import gib
 
@@ -70,6 +71,7 @@ def _blocks(plan: Plan, verbose: bool) -> Iterator[Block]:
         yield step_bars(best.step)
         yield candidate_table("best of each family", [(count(one.rank), one) for one in plan.families])
     yield experience_line(request)
+    yield from routing_blocks(plan.imbalance)
     yield from findings_table(best.findings)
     yield from _offers(plan)
     yield kinds_line(best)

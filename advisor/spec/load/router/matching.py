@@ -39,7 +39,7 @@ def read_router_stats(path: Path, model: Model) -> RouterStats:
         modules=_normalised(mtp),
         source=str(path),
         form=counts.form,
-        numbering=f"layers numbered from {first}",
+        first=first,
     )
 
 
@@ -95,7 +95,7 @@ def _numbering(counts: Counts, model: Model, expected: tuple[int, ...]) -> tuple
             return first, (*apart, *(Place(layer) for layer in sorted(behind)))
     raise InputError(
         f"router statistics {counts.source}: {_differs(decoder, expected, model)}",
-        "files saved by Megatron-LM number layers within a pipeline stage: save without pipeline parallelism, or give CSV",
+        "files saved by Megatron-LM number layers within a pipeline stage: save without a pipeline, or give CSV",
     )
 
 
