@@ -42,7 +42,7 @@ def write_estimate(folder: Path, model: str, gpus: int, **layout: Any) -> Path:
     """An estimate record of one layout of a tiny model, as `advisor estimate --out` writes it."""
     options = {"seq_len": 32, "gbs": 8, "cuda_graph": "none", **layout}
     found = advisor.estimate(model=str(write_model(folder, model)), gpus=gpus, **options)
-    words = "-".join([model, str(gpus), *(f"{name}{value}" for name, value in layout.items())])
+    words = "-".join([model, str(gpus), *(f"{name}{Path(str(value)).name}" for name, value in layout.items())])
     path = folder / f"estimate-{words}.json"
     path.write_text(json.dumps(found.to_dict()))
     return path
