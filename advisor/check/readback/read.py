@@ -1,0 +1,239 @@
+"""Streams logs and gathers what they say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from advisor.check.readback.blocks import BlockReader, Launched, Scores, Summary, Yaml
+from advisor.check.readback.observed import How, Observed, Peak, Place, Remark, Seen
+from advisor.check.readback.steps import StepTimes
+from advisor.check.readback.values import fields_of, value_of
+from advisor.check.readback.wording import Wording, wordings
+from advisor.check.readers.flags import key_of
+from advisor.errors import InputError
+from advisor.logs.blocks import Size
+from advisor.logs.scan import Hit, Scanner
+from advisor.logs.sources import Source, find_sources
+from advisor.logs.text import shown
+from advisor.rules.lint.setup import Framework
+from advisor.spec.load.megatron.arguments import by_dest
+
+MOST_REMARKS = 40
+_BINARY_SHARE = 0.1
+_BLOCKS: Mapping[str, type[BlockReader]] = {
+    "summary": Summary, "yaml": Yaml, "launcher": Launched, "scores": Scores,
+}  # fmt: skip
+_GROUP = re.compile(r"\{(\w+)\}")
+_HINT = "give the stdout of a training job: Megatron-Bridge, Megatron-LM, ft_launcher or Slurm"
+
+
+def read_log(names: Sequence[str]) -> Observed:
+    """What the logs behind `names` say: files (.gz too), folders, "-" for stdin.
+
+    Logs are read once, as streams; of a setting that is said several times the last word counts. Raises InputError for
+    a log that cannot be read, is empty or no text, and where no line is one of a framework that is known.
+    """
+    sources = [source for source in find_sources(names) if source.kind == "text"]
+    if not sources:
+        raise InputError(f"{names[0]}: no text", _HINT)
+    known = wordings()
+    scanner, gathered = Scanner(known.gate, known.confirm, most=float("inf")), _Gathered()
+    others: set[str] = set()
+    for source in sources:
+        size = Size()
+        gathered.begin(source)
+        try:
+            for hit in scanner.hits(source, size):
+                other = known.other(hit.marks)
+                others |= {other} if other else set()
+                gathered.take(hit, [known.all[mark] for mark in hit.marks if mark < len(known.all)])
+                scanner.follow(gathered.wants)
+        except OSError as problem:
+            raise InputError(f"{source.name}: {problem.strerror or problem}", _HINT) from problem
+        gathered.end(size)
+    if not gathered.seen_any:
+        raise _unknown(sources, gathered.lines, others)
+    return gathered.observed()
+
+
+def _unknown(sources: Sequence[Source], lines: int, others: set[str]) -> InputError:
+    name = sources[0].name if len(sources) == 1 else f"{len(sources)} logs"
+    if others:
+        return InputError(f"{name}: a log of {', '.join(sorted(others))}, not of Megatron-Bridge or Megatron-LM", _HINT)
+    if lines == 0:
+        return InputError(f"{name}: empty", _HINT)
+    return InputError(f"{name}: no line of Megatron-Bridge or Megatron-LM in {lines} lines", _HINT)
+
+
+class _Gathered:
+    """What has been said so far."""
+
+    def __init__(self) -> None:
+        self.seen_any, self.lines, self.wants = False, 0, 0
+        self._settings: dict[str, Seen] = {}
+        self._frameworks: list[str] = []
+        self._times, self._short = StepTimes(), StepTimes()
+        self._peaks: dict[int | None, Peak] = {}
+        self._remarks: dict[tuple[str, str], Remark] = {}
+        self._block: BlockReader | None = None
+        self._files: list[str] = []
+        self._problems: list[str] = []
+        self._source: Source | None = None
+        self._handlers: Mapping[str, Callable[[Wording, Mapping[str, str], Seen, Hit], None]] = {
+            "arguments": self._argument, "record": self._record, "step": self._step, "short-step": self._short_step,
+            "memory": self._memory, "straggler": self._remark, "timeout": self._remark, "note": self._remark,
+        }  # fmt: skip
+
+    def begin(self, source: Source) -> None:
+        """The next log."""
+        if source.path is not None and source.path.is_file():
+            head = source.path.open("rb").read(4096) if source.path.suffix != ".gz" else b""
+            if head.count(b"\0") > _BINARY_SHARE * len(head):
+                raise InputError(f"{source.name}: binary, not a log", _HINT)
+        self._source = source
+        self._files.append(source.name)
+        self._times.begin()
+        self._short.begin()
+
+    def end(self, size: Size) -> None:
+        """The log is over."""
+        self._close()
+        self.lines += size.lines
+        if size.problem and self._source is not None:
+            self._problems.append(f"{self._source.name}: {size.problem}")
+
+    def take(self, hit: Hit, kinds: Sequence[Wording]) -> None:
+        """A line: of a block, or of one or more kinds."""
+        line = Place(hit.source.name, hit.number, hit.text)
+        met = [(kind, parts) for kind in kinds if (parts := kind.match(hit.tag.rest)) is not None]
+        head = next((kind for kind, _ in met if kind.tells in _BLOCKS), None)
+        if head is not None:
+            self._close()
+            self._block = _BLOCKS[head.tells](line, hit.tag.rank)
+        elif self._block is not None and not met and hit.tag.rank == self._block.rank:
+            self._block.take(hit.tag.rest, line)
+        for kind, parts in met:
+            self._means(kind, parts, hit)
+        self._count()
+
+    def _count(self) -> None:
+        if self._block is None:
+            return
+        self._block.left -= 1
+        self.wants = max(self._block.left, 0)
+        if not self.wants:
+            self._close()
+
+    def _close(self) -> None:
+        block, self._block, self.wants = self._block, None, 0
+        if block is None:
+            return
+        for key, value, place, how in block.found():
+            self._hold(key, Seen(place.file, place.line, place.text, value, how))
+        if isinstance(block, Scores) and block.worst is not None:
+            score, who, place = block.worst
+            remark = Remark(place.file, place.line, f"worst GPU score {score:.2f}: {who}", "score")
+            self._remarks[("score", block.head.text)] = remark
+
+    def _means(self, kind: Wording, parts: Mapping[str, str], hit: Hit) -> None:
+        self.seen_any = True
+        if kind.framework in ("bridge", "megatron-lm"):
+            self._frameworks.append(kind.framework) if kind.framework not in self._frameworks else None
+        seen = Seen(hit.source.name, hit.number, hit.text, None, "message", kind.off, parts.get("why", ""))
+        for key, stated in kind.holds.items():
+            value = _filled(stated, parts)
+            if value is not _MISSING:
+                self._hold(key, Seen(seen.file, seen.line, seen.text, value, "message", kind.off, seen.why))
+        handler = self._handlers.get(kind.tells)
+        if handler is not None:
+            handler(kind, parts, seen, hit)
+
+    def _hold(self, key: str, seen: Seen) -> None:
+        """A setting; a sentence that says the same as a later dump stays, since it says why."""
+        before = self._settings.get(key)
+        if before is not None and before.how == "message" and before.value == seen.value:
+            return
+        self._settings[key] = seen
+
+    def _argument(self, _kind: Wording, parts: Mapping[str, str], seen: Seen, _hit: Hit) -> None:
+        name = parts["name"]
+        if name in by_dest() or name in _DERIVED:
+            key = _DERIVED.get(name) or key_of(name)
+            self._hold(key, Seen(seen.file, seen.line, seen.text, value_of(parts["value"]), "dump"))
+
+    def _record(self, _kind: Wording, parts: Mapping[str, str], seen: Seen, _hit: Hit) -> None:
+        for section, record in parts.items():
+            for name, value in fields_of(record):
+                self._hold(f"{section}.{name}", Seen(seen.file, seen.line, seen.text, value, "record"))
+
+    def _step(self, _kind: Wording, parts: Mapping[str, str], seen: Seen, _hit: Hit) -> None:
+        self._times.report(parts, seen)
+
+    def _short_step(self, _kind: Wording, parts: Mapping[str, str], seen: Seen, hit: Hit) -> None:
+        """Bridge's line of rank 0; it has no iteration, so its place stands for one."""
+        self._short.add(hit.number, float(parts["seconds"]), float(parts["tflops"]), seen)
+
+    def _memory(self, kind: Wording, parts: Mapping[str, str], seen: Seen, hit: Hit) -> None:
+        rank = int(parts["rank"]) if "rank" in parts else hit.tag.rank
+        allocated = float(parts["allocated"]) * kind.unit_bytes
+        reserved = float(parts["reserved"]) * kind.unit_bytes if "reserved" in parts else None
+        before = self._peaks.get(rank)
+        if before is None or allocated > before.allocated_bytes:
+            self._peaks[rank] = Peak(seen.file, seen.line, seen.text, allocated, reserved, rank)
+
+    def _remark(self, kind: Wording, parts: Mapping[str, str], seen: Seen, _hit: Hit) -> None:
+        key = (kind.id, parts.get("section", "") or parts.get("ranks", ""))
+        if len(self._remarks) < MOST_REMARKS:
+            self._remarks.setdefault(key, Remark(seen.file, seen.line, shown(seen.text.strip()), kind.tells))
+
+    def observed(self) -> Observed:
+        """Everything."""
+        if self._times.batch is not None:
+            count, place = self._times.batch
+            self._settings.setdefault("train.global_batch_size", Seen(place.file, place.line, place.text, count))
+        framework = self._framework()
+        worst = max(self._peaks.values(), key=lambda one: one.allocated_bytes, default=None)
+        peak = None
+        if worst is not None:
+            peak = Peak(
+                worst.file, worst.line, worst.text, worst.allocated_bytes, worst.reserved_bytes, worst.rank,
+                len(self._peaks),
+            )  # fmt: skip
+        gpus = self._settings.pop("gpus", None)
+        return Observed(
+            framework, self._version(framework), self._settings, gpus, self._times.steps() or self._short.steps(), peak,
+            tuple(self._remarks.values()), tuple(self._files), self.lines, tuple(self._problems),
+        )  # fmt: skip
+
+    def _framework(self) -> Framework | None:
+        if "bridge" in self._frameworks:
+            return "bridge"
+        return "megatron-lm" if "megatron-lm" in self._frameworks else None
+
+    def _version(self, framework: Framework | None) -> str | None:
+        """Version as far as names of fields tell: they drifted between the two that are known."""
+        dumped = {key for key, seen in self._settings.items() if seen.how in ("dump", "summary")}
+        if framework == "megatron-lm" and dumped:
+            return "0.19" if "model.cuda_graph_modules" in dumped else "0.16"
+        if framework == "bridge" and dumped:
+            return "0.6" if any(key.startswith(("validation.", "dataset.")) for key in dumped) else "0.3"
+        return None
+
+
+_MISSING = object()
+# Values that Megatron-LM derives and prints among the arguments.
+_DERIVED = {
+    "virtual_pipeline_model_parallel_size": "model.virtual_pipeline_model_parallel_size",
+    "world_size": "gpus",
+    "params_dtype": "model.params_dtype",
+}
+
+
+def _filled(stated: Any, parts: Mapping[str, str]) -> Any:
+    """A value of the table, groups filled in; what did not match is missing."""
+    group = _GROUP.fullmatch(stated) if isinstance(stated, str) else None
+    if group is None:
+        return stated
+    return value_of(parts[group[1]]) if group[1] in parts else _MISSING
