@@ -164,7 +164,9 @@ def _recurrence(layer: Layer, model: Model, workload: Workload, columns: Columns
 
 
 def _seconds(moved: Pass, profile: Profile) -> Pass:
-    return Pass(moved.forward / profile.memory_Bps, moved.backward / profile.memory_Bps)
+    """Seconds of memory-bound work; a stack without fused kernels moves a multiple of what is counted."""
+    rate = profile.memory_Bps / profile.value("unfused_factor")
+    return Pass(moved.forward / rate, moved.backward / rate)
 
 
 def layer_kernels(layer: Layer, model: Model, workload: Workload, columns: Columns, profile: Profile) -> LayerKernels:
@@ -208,9 +210,9 @@ def _repeats(
     layer: Layer, parts: dict[str, Array], attention: Pass, moved: Elementwise, profile: Profile
 ) -> dict[str, Array]:
     """Forward seconds that each recompute module repeats in the backward pass (communication is counted elsewhere)."""
-    norm = moved.norms.forward / profile.memory_Bps / max(layer.norms, 1) * 0.4
-    activation = moved.activation.forward / profile.memory_Bps
-    routing = moved.routing.forward / profile.memory_Bps
+    norm = _seconds(moved.norms, profile).forward / max(layer.norms, 1) * 0.4
+    activation = _seconds(moved.activation, profile).forward
+    routing = _seconds(moved.routing, profile).forward
     routed = isinstance(layer.mlp, ExpertMlp)
     separate_norms = (1 if routed else 0) + (1 if isinstance(layer.mixer, LatentAttention) else 0)
     mlp_parts = ("experts", "shared", "latent", "router")
@@ -219,7 +221,7 @@ def _repeats(
         "core_attn": attention.forward,
         "moe_act": activation if routed else ZERO,
         "layernorm": norm * separate_norms,
-        "mla_up_proj": parts.get("latent_up", ZERO) + moved.mixer.forward / profile.memory_Bps
+        "mla_up_proj": parts.get("latent_up", ZERO) + _seconds(moved.mixer, profile).forward
         if isinstance(layer.mixer, LatentAttention)
         else ZERO,
         "mlp": parts.get("mlp", ZERO) + activation if isinstance(layer.mlp, DenseMlp) else ZERO,

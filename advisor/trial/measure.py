@@ -8,7 +8,6 @@ its own: `presets/systems/<name>.yaml`, `profiles/kernels/<name>.json`, `profile
 from __future__ import annotations
 
 import json
-import os
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
@@ -27,15 +26,20 @@ from advisor.trial.processes import Limits, command, environment, run_group
 
 PROGRAM = ("-m", "advisor.trial.worker.bench")
 GEMMS = (
-    (128, 128, 128), (512, 256, 256), (256, 1024, 256), (256, 256, 1024), (1024, 512, 512), (512, 2048, 512),
-    (512, 512, 2048), (1024, 1024, 1024), (2048, 1024, 512),
+    (128, 128, 128), (128, 512, 256), (512, 256, 256), (256, 1024, 256), (256, 256, 1024), (1024, 512, 512),
+    (512, 1024, 1024),
 )  # fmt: skip
+LAYERS = ((128, 256, 8, 32, 768), (256, 256, 8, 32, 768), (512, 256, 8, 32, 768), (256, 512, 8, 64, 1536))
+"""Tokens, hidden size, heads, head size, feed-forward size."""
 JOB: Mapping[str, Any] = {
     "dtypes": ["fp32", "bf16"],
     "gemm": GEMMS,
     "attention_seq": [128, 256, 512, 1024],
     "attention_dim": [32, 64, 128],
     "attention_heads": 4,
+    "pool_elements": 1 << 24,
+    "layer": LAYERS,
+    "optimizer_parameters": 1 << 21,
     "memory_bytes": 1 << 26,
     "collective_bytes": [1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 23],
 }
@@ -45,7 +49,7 @@ FAR = 1e6
 # Nothing runs beside the cores that compute, so a transfer on gloo shows in full, whatever overlap is asked for.
 EXPOSED = (
     "tp_exposed", "tp_exposed_overlap", "cp_exposed", "ep_exposed", "ep_exposed_overlap", "pp_exposed_overlap",
-    "dp_exposed", "dp_no_overlap_factor", "alone_gemm_gain", "alone_memory_gain", "bubble_factor", "ep_volume_factor",
+    "dp_exposed", "dp_no_overlap_factor", "alone_gemm_gain", "alone_memory_gain", "ep_volume_factor",
     "attention_time_factor", "accumulate_share", "memory_share", "p2p_link_share",
 )  # fmt: skip
 
@@ -82,15 +86,18 @@ def benchmark(ranks: int, threads: int, seconds: float, folder: Path) -> dict[st
 
 def make_profile(bench: Mapping[str, Any], name: str, memory_bytes: int) -> Measured:
     """System and profile of a host with `memory_bytes` of memory from its benchmarks."""
-    gemm = {FORMATS[dtype]: _gemm([row for row in bench["gemm"] if row["dtype"] == dtype]) for dtype in FORMATS}
-    rates = {fmt: found["flops"] for fmt, found in gemm.items()}
+    ramps = _gemm([row for row in bench["gemm"] if row["dtype"] == "fp32"])
+    rates = {
+        fmt: _gemm([row for row in bench["gemm"] if row["dtype"] == dtype], ramps)["flops"]
+        for dtype, fmt in FORMATS.items()
+    }
     link_Bps = _link_Bps(bench)
     return Measured(
         name,
         bench,
         _system(bench, name, rates, link_Bps, memory_bytes / bench["ranks"] / 2**30),
         _kernels(bench, link_Bps),
-        _fitted(bench, gemm),
+        _fitted(bench, rates, ramps),
     )
 
 
@@ -98,14 +105,19 @@ def _source(bench: Mapping[str, Any]) -> str:
     return f"advisor measure: {bench['ranks']} ranks x {bench['threads']} threads, torch {bench['torch']}"
 
 
-def _gemm(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _gemm(rows: Sequence[Mapping[str, Any]], ramps: Mapping[str, float] | None = None) -> dict[str, float]:
     """Rate of endless sizes and the ramps of s = flop / rate x (1 + m0/m + n0/n + k0/k), by least squares.
 
-    The form is that of `Profile.gemm_efficiency`; a ramp below 0 is held at 0 and the rest fitted again.
+    The form is that of `Profile.gemm_efficiency`; a ramp below 0 is held at 0 and the rest fitted again. A profile has
+    one set of ramps: with `ramps` given, only the rate is found.
     """
     size = np.array([[row["m"], row["n"], row["k"]] for row in rows], dtype=np.float64)
     per_flop = np.array([row["s"] for row in rows]) / (2 * size.prod(axis=1))
-    columns = np.hstack([np.ones((len(rows), 1)), 1 / size]) / per_flop[:, None]
+    columns = np.hstack([np.ones((len(rows), 1)), 1 / size])
+    if ramps is not None:
+        shape = columns @ np.array([1.0, *(ramps[axis] for axis in "mnk")])
+        return {"flops": float(np.median(shape / per_flop)), **{axis: ramps[axis] for axis in "mnk"}}
+    columns = columns / per_flop[:, None]
     kept = [0, 1, 2, 3]
     found = np.zeros(4)
     while True:
@@ -121,11 +133,29 @@ def _gemm(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _link_Bps(bench: Mapping[str, Any]) -> float:
     """Bytes per second of a long message between two ranks; that of memory where there is one rank."""
-    rows = [row for row in bench["collectives"] if row["op"] == "send_recv"]
+    rows = [row for row in bench["collectives"] if row["op"] == "there_and_back"]
     if not rows:
         return float(bench["memory_Bps"])
     longest = max(rows, key=lambda row: row["bytes"])
-    return float(longest["bytes"] / longest["s"])
+    return float(2 * longest["bytes"] / longest["s"])
+
+
+def bubble_share(ranks: int, cores: float) -> float:
+    """Share of the bubble of a pipeline over all ranks that shows on `cores` cores, 1 where every rank has its own.
+
+    While a pipeline fills, 1, 2, ... `ranks` stages work. Waiting takes no core, so time is lost only while fewer than
+    `cores` of them work: cores (cores - 1) of the ranks (ranks - 1) that are lost with a core per rank.
+    """
+    held = min(max(cores, 1.0), float(ranks))
+    return held * (held - 1) / (ranks * (ranks - 1)) if ranks > 1 else 1.0
+
+
+def layer_bytes(row: Mapping[str, Any]) -> float:
+    """What cost/elementwise.py counts, forward and backward, for the work of the benchmark `layers`: fused kernels."""
+    tokens = 2.0 * row["tokens"]
+    norms = 2 * (2 + 3 + 2 + 4) * tokens * row["hidden"]
+    rotary = (2 + 2.5) * tokens * 2 * row["heads"] * row["dim"]
+    return float(norms + rotary + (3 + 5) * tokens * row["ffn"])
 
 
 def _system(
@@ -154,9 +184,9 @@ def _system(
         "nvlink_uni_gbs": link_Bps / 1e9,
         "nic_gbps_per_gpu": link_Bps / 1e9 * 8,
         "fabric": "gloo over the loopback",
-        "host": f"{os.cpu_count()} cores",
+        "host": f"{bench['cores']} cores, {bench['cores'] / ranks:g} per rank",
         "sources": [source],
-        "notes": ["ranks of a CPU host in place of GPUs"],
+        "notes": ["ranks of a CPU host in place of GPUs", f"rates hold while {ranks} ranks work, attention in fp32"],
     }
 
 
@@ -187,21 +217,22 @@ def _attention_flops(row: Mapping[str, Any]) -> float:
     return float(2 * row["heads"] * row["seq"] ** 2 * row["dim"])
 
 
-def _fitted(bench: Mapping[str, Any], gemm: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+def _fitted(bench: Mapping[str, Any], rates: Mapping[str, float], ramps: Mapping[str, float]) -> dict[str, Any]:
     """Coefficients in the form of profiles/fitted, with room for a later fit."""
     source = _source(bench)
     ratio = statistics.median((row["both_s"] - row["s"]) / row["s"] for row in bench["attention"])
-    ramps = {axis: statistics.mean(found[axis] for found in gemm.values()) for axis in "mnk"}
     layer_s = bench["operation_s"] * OPERATIONS_OF_A_LAYER
-    messages = [row for row in bench["collectives"] if row["op"] == "send_recv"]
-    latency = min((row["s"] for row in messages), default=1e-5)
+    messages = [row for row in bench["collectives"] if row["op"] == "there_and_back"]
+    latency = min((row["s"] / 2 for row in messages), default=1e-5)
+    unfused = statistics.median(row["both_s"] * bench["memory_Bps"] / layer_bytes(row) for row in bench["layer"])
+    bubble = bubble_share(bench["ranks"], bench["cores"] / bench["threads"])
     assumed = "assumed: one pool of cores computes and communicates"
 
     def entry(value: float, kind: str, said: str = source) -> dict[str, Any]:
         return {"value": float(value), "low": float(value) / 4, "high": float(value) * 4, "kind": kind, "source": said}
 
     return {
-        "gemm_tflops": {fmt: entry(found["flops"] / 1e12, "measured") for fmt, found in gemm.items()},
+        "gemm_tflops": {fmt: entry(rate / 1e12, "measured") for fmt, rate in rates.items()},
         "gemm_reference_dim": entry(FAR, "assumed", "the rate is that of endless sizes"),
         **{f"gemm_ramp_{axis}": entry(ramps[axis], "measured") for axis in "mnk"},
         **{f"grouped_{way}": entry(1.0, "assumed", "experts one after another") for way in ("fwd", "dgrad", "wgrad")},
@@ -210,6 +241,9 @@ def _fitted(bench: Mapping[str, Any], gemm: Mapping[str, Mapping[str, float]]) -
         "attention_ramp_blocks": entry(0.0, "measured"),
         "attention_backward_ratio": entry(ratio, "measured"),
         **{name: entry(1.0, "assumed", assumed) for name in EXPOSED},
+        "unfused_factor": entry(unfused, "measured"),
+        "optimizer_bytes_per_param": entry(bench["optimizer_s"] * bench["memory_Bps"], "measured"),
+        "bubble_factor": entry(bubble, "assumed", "waiting stages leave their core to others: cores per rank"),
         "host_dense_layer_s": entry(layer_s, "measured"),
         "host_moe_layer_s": entry(3 * layer_s, "assumed", "three times a dense layer"),
         "host_sync_s": entry(0.0, "assumed", assumed),

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
 from advisor.cost import profile as profiles
+from advisor.cost.elementwise import elementwise
 from advisor.cost.profile import load_profile
+from advisor.search.stages import even_split
+from advisor.spec.layout import Knobs, Layout, table
+from advisor.spec.load.model import load_model
 from advisor.spec.load.system import load_system, make_cluster
 from advisor.spec.precision import PRECISIONS
-from advisor.trial.measure import GEMMS, JOB, make_profile, write_profile
+from advisor.spec.workload import Workload
+from advisor.trial.measure import GEMMS, JOB, LAYERS, bubble_share, layer_bytes, make_profile, write_profile
 from tests.trial.layouts import write_model
 
-RATE, RAMPS = 50e9, {"m": 40.0, "n": 20.0, "k": 10.0}
+RATE, RAMPS, UNFUSED = 50e9, {"m": 40.0, "n": 20.0, "k": 10.0}, 7.0
 MEMORY_BYTES = 32 * 2**30
 
 
@@ -27,9 +33,14 @@ def synthetic(ranks: int = 2) -> dict:
         return 1e-4 + n_bytes / 1e9
 
     sizes = JOB["collective_bytes"]
-    ops = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
+    ops = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
     return {
-        "ranks": ranks, "threads": 1, "torch": "0", "memory_Bps": 4e9, "operation_s": 1e-5,
+        "ranks": ranks, "threads": 1, "cores": 2, "torch": "0", "memory_Bps": 4e9, "operation_s": 1e-5,
+        "optimizer_s": 10e-9,
+        "layer": [
+            row | {"both_s": UNFUSED * layer_bytes(row) / 4e9}
+            for row in (dict(zip(("tokens", "hidden", "heads", "dim", "ffn"), sizes, strict=True)) for sizes in LAYERS)
+        ],
         "gemm": [
             {"dtype": dtype, "m": m, "n": n, "k": k, "s": gemm_s(m, n, k, RATE * factor)}
             for dtype, factor in (("fp32", 1), ("bf16", 2)) for m, n, k in GEMMS
@@ -41,6 +52,9 @@ def synthetic(ranks: int = 2) -> dict:
         "collectives": [
             {"op": op, "ranks": n, "bytes": size, "s": message_s(size)}
             for op in ops for n in (2, 4, 8) if n <= ranks for size in sizes
+        ] + [
+            {"op": "there_and_back", "ranks": n, "bytes": size, "s": 2 * message_s(size)}
+            for n in (2, 4, 8) if n <= ranks for size in sizes
         ],
     }  # fmt: skip
 
@@ -88,6 +102,28 @@ def test_ramps_below_zero_are_held_at_zero():
     assert all(found[f"gemm_ramp_{axis}"]["value"] >= 0 for axis in "mnk")
 
 
+def test_memory_bound_work_takes_what_was_measured(measured, tmp_path):
+    """The bytes of the benchmark are those that the cost functions count for a layer of its sizes."""
+    profile = load_profile(load_system(str(measured["system"])).gpu)
+    assert profile.value("unfused_factor") == pytest.approx(UNFUSED)
+    assert profile.value("optimizer_bytes_per_param") / profile.memory_Bps == pytest.approx(10e-9)
+    model = load_model(str(write_model(tmp_path, "dense")))
+    (layer,) = model.kinds
+    plain = dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, qk_norm="none", kv_heads=4))
+    columns = table([Layout(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, False, even_split(4, 1, 1, 0))], [Knobs()])
+    counted = elementwise(plain, model, Workload(seq_len=32), columns)
+    parts = (counted.norms, counted.mixer, counted.activation, counted.routing)
+    row = {"tokens": 32, "hidden": 64, "heads": 4, "dim": 16, "ffn": 128}
+    assert layer_bytes(row) == pytest.approx(sum(float(one.both.sum()) for one in parts))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cores", "share"), [(2, 2, 1.0), (4, 4, 1.0), (4, 2, 1 / 6), (4, 1, 0.0), (8, 16, 1)]
+)
+def test_waiting_stages_leave_their_cores_to_others(ranks, cores, share):
+    assert bubble_share(ranks, cores) == pytest.approx(share)
+
+
 def test_one_rank_has_no_collectives_and_still_a_profile(tmp_path, monkeypatch):
     paths = write_profile(make_profile(synthetic(1), "one-cpu", MEMORY_BYTES), tmp_path)
     monkeypatch.setenv("ADVISOR_PROFILES", str(tmp_path / "profiles"))
@@ -123,7 +159,8 @@ def test_this_host_can_be_measured(cli, tmp_path):
     bench = json.loads(ran.out)["bench"]
     assert bench["ranks"] == 2
     assert all(row["s"] > 0 for part in ("gemm", "attention", "collectives") for row in bench[part])
-    assert {row["op"] for row in bench["collectives"]} >= {"all_gather", "all_to_all", "send_recv"}
+    assert {row["op"] for row in bench["collectives"]} >= {"all_gather", "all_to_all", "there_and_back"}
+    assert bench["cores"] >= 1
     system = load_system(str(tmp_path / "data" / "presets" / "systems" / "local-cpu.yaml"))
     assert 1e9 < system.gpu.peak_flops("tf32") < 1e14
     assert "ADVISOR_PROFILES" in ran.err
