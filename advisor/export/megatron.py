@@ -60,8 +60,12 @@ def megatron_text(subject: Subject, facts: Facts) -> dict[str, str]:
 
 def flag_groups(subject: Subject, facts: Facts) -> Groups:
     """Flags in groups, each flag with its words."""
+    return [("model", list(_model(subject, facts))), *setting_groups(subject)]
+
+
+def setting_groups(subject: Subject) -> Groups:
+    """Flags of everything but the model: what stays when only the layout and its knobs change."""
     return [
-        ("model", list(_model(subject, facts))),
         ("parallel sizes", list(_parallel(subject))),
         ("batch", list(_batch(subject))),
         ("precision and optimizer", list(_optimizer(subject))),

@@ -104,12 +104,15 @@ def single_request(
     return settled(found, job, given_by)
 
 
-def settled(found: Mapping[str, Setting], job: MegatronJob | None = None, given_by: str = "") -> tuple[Request, Choice]:
+def settled(
+    found: Mapping[str, Setting], job: MegatronJob | None = None, given_by: str = "", model: Model | None = None
+) -> tuple[Request, Choice]:
     """The request and the layout of settings by name, whoever made them; knobs that nobody sets are those of `job`.
 
-    The pipeline split of `job` holds unless whoever is called `given_by` states sizes of the pipeline.
+    The pipeline split of `job` holds unless whoever is called `given_by` states sizes of the pipeline. `model` stands
+    in for the setting of that name.
     """
-    request = resolve(found) if job is None else resolve(found, model=job.model, workload=job.workload)
+    request = resolve(found, model=model) if job is None else resolve(found, model=job.model, workload=job.workload)
     for name in ("batch", "context"):
         if name in found and request.workload.mode == "train":
             raise InputError(f"{name}={found[name].value} counts for serving only", "add mode=inference")

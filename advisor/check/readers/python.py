@@ -45,7 +45,8 @@ class Thing:
         """The object behind an attribute, made when it is first used."""
         value = self.attributes.get(name, (None, 0))[0]
         if not isinstance(value, Thing):
-            value = Thing(line=line, home=name)
+            # A name (`mixed_precision = "bf16_mixed"`) stands for the object whose fields are set next.
+            value = Thing(value if isinstance(value, str) else "", line=line, home=name)
             self.attributes[name] = (value, line)
         return value
 

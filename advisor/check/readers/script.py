@@ -15,7 +15,7 @@ from advisor.check.reading import SECTIONS, Reading, comments, scalar
 from advisor.rules.lint import Value
 from advisor.spec.load.megatron.shell import Script, read_script
 
-_OVERRIDE = re.compile(r"^(\+{0,2}|~)([A-Za-z_]\w*(?:\.\w+)+)(?:=(.*))?$", re.DOTALL)
+_OVERRIDE = re.compile(rf"^(\+{{0,2}}|~)([A-Za-z_]\w*(?:\.\w+)+|{'|'.join(SECTIONS)})(?:=(.*))?$", re.DOTALL)
 _SETTER = re.compile(r"^\s*(?:export\s+|declare\s+-x\s+)?([A-Za-z_]\w*)=")
 _UNSET = re.compile(r"^\s*unset\s+(?:-v\s+)?(.+)$")
 _LAUNCHER_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -56,6 +56,7 @@ def read_script_text(path: str, text: str) -> Reading:
         if not words and not sbatch:
             words = [word for values in script.variables.values() for value in values if value.startswith("--")
                      for word in value.split()]  # fmt: skip
+        words += [f"{name}={' '.join(values)}" for name, values in script.variables.items() if name in SECTIONS]
         if script.variables and not words:
             reading.kind = "environment" if not sbatch else "sbatch"
     for name in sorted(script.undefined):

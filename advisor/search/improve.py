@@ -1,0 +1,280 @@
+"""The best single changes of a job that runs today, the best two together, and how far away the best layout is.
+
+What is priced is what really takes effect: `Settle` turns knobs that are asked for into those that hold on a layout, so
+that a dial which makes a lost setting effective is credited with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Literal
+
+from advisor import data
+from advisor.search.candidates import make_candidates
+from advisor.search.explain import price
+from advisor.search.improve_turns import Turn, mathematics, pinned, turns, words
+from advisor.search.request import Request
+from advisor.search.single import Choice, judge
+from advisor.search.solve import search
+from advisor.spec.layout import Knobs, Layout
+from advisor.spec.load.fields import read_yaml_mapping
+from advisor.spec.plan import Candidate, Finding
+
+Settle = Callable[[Layout, Knobs], Knobs]
+Adjust = Callable[[Request, Candidate], Candidate]
+Verdict = Literal["fits", "tight", "oom", "illegal"]
+
+MOST_ALONE, MOST_FREEING = 24, 12
+"""How many single changes are tried in pairs: the fastest whatever they need, and those that free most memory."""
+DECIDING = 0.5
+"""Share of a change above which assumed numbers are said to decide it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Improvement:
+    """A change of one dial or two, priced.
+
+    `verdict` is fits, tight (fits, but leaves less than the headroom asked for), or oom. `gain` is the relative change
+    of tokens/s against today, between `low` and `high` in `pairs.yaml`'s share of measured pairs; None where today is
+    illegal. `kind` is fitted where measured pairs turn these dials, else assumed. `mathematics` says what changes
+    about the training, "" where nothing does. `choice` is what is asked for, `candidate` what then takes effect.
+    """
+
+    turns: tuple[Turn, ...]
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    request: Request
+    choice: Choice
+    candidate: Candidate
+    verdict: Verdict
+    gain: float | None
+    low: float | None
+    high: float | None
+    kind: Literal["fitted", "assumed"]
+    freed_bytes: float | None
+    risks: tuple[str, ...]
+    mathematics: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The dials that are turned."""
+        return tuple(turn.name for turn in self.turns)
+
+    @property
+    def sure(self) -> bool:
+        """Whether the whole interval is a gain, in memory that leaves the headroom asked for."""
+        return self.verdict == "fits" and self.low is not None and self.low > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Improvements:
+    """Today and what is better.
+
+    `now` is None where the job is illegal; `kept` are changes that leave the mathematics as they are, `changed` the
+    others, both best first and without those that change nothing; `illegal` counts values that rules refuse; `pair` is
+    the best change of two dials where it beats every single one, `best` what a search of the same job would choose.
+    """
+
+    now: Candidate | None
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    kept: tuple[Improvement, ...]
+    changed: tuple[Improvement, ...]
+    illegal: int
+    pair: Improvement | None
+    best: Candidate | None
+    best_gain: float | None
+
+    @property
+    def sure(self) -> tuple[Improvement, ...]:
+        """Changes that keep the mathematics and whose whole interval is a gain."""
+        return tuple(one for one in self.kept if one.sure)
+
+
+@lru_cache(maxsize=1)
+def pair_errors() -> Mapping[str, Any]:
+    """profiles/pairs.yaml: widths of the error of a predicted ratio by dials turned, and the dials seen."""
+    return read_yaml_mapping(data.require("profiles", "pairs.yaml"))
+
+
+def _needs() -> Mapping[str, Any]:
+    return read_yaml_mapping(data.require("presets", "dials.yaml"))
+
+
+def improvements(request: Request, asked: Choice, settle: Settle, adjust: Adjust | None = None) -> Improvements:
+    """Every single change of `asked`, the best pair, and the best layout of the same job.
+
+    `adjust` corrects a candidate by measured runs (default: predictions as they are).
+    """
+    pricing = _Pricing(request, asked, settle, adjust or (lambda _request, one: one))
+    single = turns(request, asked)
+    priced, illegal = pricing.price([(turn,) for turn in single])
+    kept, changed = ([one for one in priced if bool(one.mathematics) is flag] for flag in (False, True))
+    pairs, _ = pricing.price(_pairs(kept))
+    beaten = max((one.gain or 0.0 for one in kept if one.verdict == "fits"), default=0.0)
+    pair = next((one for one in sorted(pairs, key=_order) if one.verdict == "fits" and not one.mathematics), None)
+    best = _best(request, asked, pricing)
+    return Improvements(
+        now=pricing.now,
+        verdict=pricing.verdict,
+        findings=pricing.findings,
+        kept=tuple(sorted(kept, key=_order)),
+        changed=tuple(sorted(changed, key=_order)),
+        illegal=illegal,
+        pair=pair if pair is not None and (pair.gain is None or pair.gain > beaten) else None,
+        best=best,
+        best_gain=pricing.ratio(best),
+    )
+
+
+def _order(one: Improvement) -> tuple[Any, ...]:
+    """What leaves the headroom first, then the fastest, then the roomiest."""
+    rank = {"fits": 0, "tight": 1, "oom": 2, "illegal": 3}[one.verdict]
+    step_s = one.candidate.step.step_s / one.candidate.layout.gbs if one.candidate.step is not None else math.inf
+    return rank, step_s, one.candidate.memory.peak_device_bytes, one.names, one.after
+
+
+def _pairs(kept: Sequence[Improvement]) -> list[tuple[Turn, ...]]:
+    """Pairs of different dials among the fastest and the most freeing single changes."""
+    fastest = sorted(kept, key=lambda one: _order(one)[1:])[:MOST_ALONE]
+    freeing = sorted(kept, key=lambda one: one.candidate.memory.peak_device_bytes)[:MOST_FREEING]
+    chosen = list({id(one): one.turns[0] for one in (*fastest, *freeing)}.values())
+    return [(one, other) for one, other in itertools.combinations(chosen, 2) if one.name != other.name]
+
+
+def _best(request: Request, asked: Choice, pricing: _Pricing) -> Candidate | None:
+    """What `advisor plan` would choose with the mathematics of today."""
+    found = search(request.replaced(fixed=MappingProxyType({**request.fixed, **pinned(asked)})))
+    winner = found.winner()
+    return None if winner is None else pricing.adjust(request, winner)
+
+
+class _Pricing:
+    """Prices changes against the job as it runs today."""
+
+    def __init__(self, request: Request, asked: Choice, settle: Settle, adjust: Adjust) -> None:
+        self.request, self.asked, self.settle, self.adjust = request, asked, settle, adjust
+        held = replace(asked, knobs=settle(asked.layout, asked.knobs))
+        whole = request.replaced(reserve_bytes=0.0)
+        verdict, candidate, self.findings = judge(whole, held)
+        self.now = None if candidate is None else adjust(request, candidate)
+        self.verdict: Verdict = verdict
+        if self.now is not None and verdict == "fits":
+            self.verdict = self.fit(self.now)
+
+    def fit(self, one: Candidate) -> Verdict:
+        """Whether a candidate leaves the headroom asked for."""
+        peak = one.memory.peak_device_bytes
+        if peak > self.request.cluster.usable_bytes:
+            return "oom"
+        return "fits" if peak <= self.request.budget_bytes else "tight"
+
+    def ratio(self, one: Candidate | None) -> float | None:
+        """Relative change of tokens per second against today."""
+        now = self.now
+        if one is None or now is None or one.step is None or now.step is None:
+            return None
+        return (now.step.step_s / now.layout.gbs) / (one.step.step_s / one.layout.gbs) - 1
+
+    def price(self, changes: Iterable[tuple[Turn, ...]]) -> tuple[list[Improvement], int]:
+        """The legal ones of some changes, and how many rules refuse."""
+        groups: dict[int, list[tuple[tuple[Turn, ...], Request, Choice]]] = defaultdict(list)
+        for change in changes:
+            made = self._made(change)
+            if made is not None:
+                groups[id(made[0])].append((change, *made))
+        found: list[Improvement] = []
+        illegal = 0
+        for group in groups.values():
+            request = group[0][1]
+            pairs = [(choice.layout, self.settle(choice.layout, choice.knobs)) for _, _, choice in group]
+            figures = price(request, pairs)
+            legal = [at for at, one in enumerate(figures) if one.verdict != "illegal"]
+            illegal += len(group) - len(legal)
+            candidates = make_candidates(request, [pairs[at] for at in legal], ranks=[0] * len(legal))
+            found += [self._improvement(*group[at], one) for at, one in zip(legal, candidates, strict=True)]
+        return found, illegal
+
+    def _made(self, change: tuple[Turn, ...]) -> tuple[Request, Choice] | None:
+        request, choice = self.request, self.asked
+        for turn in change:
+            made = turn.apply(request, choice)
+            if made is None:
+                return None
+            request, choice = made
+        return request, choice
+
+    def _improvement(self, change: tuple[Turn, ...], request: Request, choice: Choice, one: Candidate) -> Improvement:
+        before, after = (self.request, self.asked), (request, choice)
+        candidate = self.adjust(request, one)
+        said = [words(turn, before, after) for turn in change]
+        gain, (low, high), kind = self.ratio(candidate), (None, None), _kind(change)
+        if gain is not None and candidate.step is not None:
+            low, high = _interval(gain, candidate, len(change))
+        freed = None if self.now is None else self.now.memory.peak_device_bytes - candidate.memory.peak_device_bytes
+        return Improvement(
+            turns=change,
+            before=tuple(old for old, _ in said),
+            after=tuple(new for _, new in said),
+            request=request,
+            choice=choice,
+            candidate=candidate,
+            verdict=self.fit(candidate),
+            gain=gain,
+            low=low,
+            high=high,
+            kind=kind,
+            freed_bytes=freed,
+            risks=tuple(self._risks(change, said, candidate)),
+            mathematics=mathematics(before, after),
+        )
+
+    def _risks(self, change: tuple[Turn, ...], said: Sequence[tuple[str, str]], candidate: Candidate) -> Iterable[str]:
+        left = candidate.memory.budget_bytes - candidate.memory.peak_device_bytes
+        if self.fit(candidate) == "oom":
+            yield "out of memory"
+        elif left < 0:
+            yield "leaves less memory than the headroom asked for"
+        share = self._assumed_share(candidate)
+        if share > DECIDING:
+            yield f"assumed numbers make {share:.0%} of the change of the step"
+        needs = _needs()["needs"]
+        for turn, (_, after) in zip(change, said, strict=True):
+            row = needs.get(turn.name, {}).get(after)
+            if row is not None:
+                yield str(row)
+
+    def _assumed_share(self, candidate: Candidate) -> float:
+        """Share of the change of the step, term by term, in terms that rest on assumed numbers."""
+        if self.now is None or self.now.step is None or candidate.step is None:
+            return 0.0
+        old, new = self.now.step.terms, candidate.step.terms
+        moved: dict[str, float] = defaultdict(float)
+        for name in {*old, *new}:
+            term = new.get(name) or old[name]
+            change = (new[name].value if name in new else 0.0) - (old[name].value if name in old else 0.0)
+            moved[term.kind] += abs(change)
+        whole = sum(moved.values())
+        return moved["assumed"] / whole if whole > 0 else 0.0
+
+
+def _kind(change: tuple[Turn, ...]) -> Literal["fitted", "assumed"]:
+    seen = pair_errors()["seen"]
+    names = {"full_uniform" if turn.knobs.get("full_uniform") else turn.name for turn in change}
+    return "fitted" if names <= {*seen} else "assumed"
+
+
+def _interval(gain: float, candidate: Candidate, turned: int) -> tuple[float, float]:
+    """Ends of a gain: the ratio of two predictions errs by so many half widths of the interval of one of them."""
+    step = candidate.step
+    if step is None or step.low_s <= 0:
+        return gain, gain
+    width = float(pair_errors()["turned"][turned]["width"])
+    spread = math.exp(width * math.log(step.high_s / step.low_s) / 2)
+    return (1 + gain) / spread - 1, (1 + gain) * spread - 1
