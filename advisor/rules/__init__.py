@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from advisor.rules import experts, grid, optimizer, pipeline, recompute, speed
+from advisor.rules import experts, grid, lessons, optimizer, pipeline, recompute, speed
 from advisor.rules.rule import Case, Row, Rule, Verdicts, answer, judge
 from advisor.rules.weights import document_lines
 from advisor.spec.hardware import Cluster
@@ -28,6 +28,7 @@ _FAMILIES: tuple[Rule, ...] = (
     *optimizer.OPTIMIZER,
     *optimizer.PRECISION,
     *speed.SPEED,
+    *lessons.LESSONS,
     *speed.NOTES,
 )
 RULES = tuple(sorted(_FAMILIES, key=lambda one: bool(one.fields)))

@@ -9,6 +9,7 @@ from advisor.rules.lint.form import ConfigRule, Hit, fill, rule
 from advisor.rules.lint.frame import FRAME
 from advisor.rules.lint.grid import GRID
 from advisor.rules.lint.launch import LAUNCH
+from advisor.rules.lint.lessons import LESSON_RULES
 from advisor.rules.lint.overlap import OVERLAP_RULES
 from advisor.rules.lint.resilience import RESILIENCE
 from advisor.rules.lint.setup import Setup
@@ -30,7 +31,7 @@ READ_RULES = (
 )  # fmt: skip
 """Rules that readers apply while they read a file; here for their explanation."""
 
-_EVERY = (*column_rules(), *GRID, *TRANSFORMER, *EXPERTS, *FRAME, *OVERLAP_RULES, *LAUNCH, *RESILIENCE)
+_EVERY = (*column_rules(), *GRID, *TRANSFORMER, *EXPERTS, *FRAME, *OVERLAP_RULES, *LAUNCH, *LESSON_RULES, *RESILIENCE)
 CONFIG_RULES: tuple[ConfigRule, ...] = tuple(sorted(_EVERY, key=lambda one: STAGES.index(one.stage)))
 
 
