@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from advisor.trial.processes import Limits
     from advisor.trial.progress import Progress
     from advisor.trial.runner import Backend, Rules
+    from advisor.trial.store import Store
     from advisor.trial.trials import Trial
 
 NEEDED = ("torch", "megatron.core", "psutil")
@@ -76,7 +77,7 @@ def drive_of(options: dict[str, Any]) -> Drive:
     return Drive(device=device, **{name: options.pop(name) for name in names})
 
 
-def require_stack(trials: Sequence[Trial], drive: Drive, rules: Rules) -> None:
+def require_stack(trials: Sequence[Trial], drive: Drive, rules: Rules, workers: int = 1) -> None:
     """Refuse what cannot run: no Slurm; or on this host packages that are missing, more ranks than it has room for."""
     from advisor.trial.slurm import Slurm, require_slurm
 
@@ -85,26 +86,33 @@ def require_stack(trials: Sequence[Trial], drive: Drive, rules: Rules) -> None:
         return
     require_packages(NEEDED)
     most = max(trial.ranks for trial in trials)
-    if drive.device == "cpu" and most > MOST_CPU_RANKS:
+    held = MOST_CPU_RANKS if drive.device == "cpu" else len(gpus_visible())
+    if drive.device == "cpu" and most > held:
         raise EnvironmentMissingError(
             f"the plan is for {most} GPUs; this host has none, and runs up to {MOST_CPU_RANKS} ranks on its CPU",
             "plan for fewer GPUs, or see the commands with --dry-run",
         )
-    if drive.device == "cuda" and most > (held := _gpus_here()):
+    if most > held:
         raise EnvironmentMissingError(
             f"the plan is for {most} GPUs, this host has {held}", "plan for as many, or see the commands with --dry-run"
         )
+    if workers * most > held:
+        raise EnvironmentMissingError(
+            f"{workers} workers with trials of {most} ranks are {workers * most}, this host runs {held}",
+            f"--workers {held // most}",
+        )
 
 
-def _gpus_here() -> int:
-    """GPUs that nvidia-smi lists, within CUDA_VISIBLE_DEVICES where that is set; 0 without it."""
+def gpus_visible() -> list[str]:
+    """GPUs that nvidia-smi lists, as CUDA_VISIBLE_DEVICES names them; none without it."""
     path = shutil.which("nvidia-smi")
     if path is None:
-        return 0
+        return []
     listed = subprocess.run([path, "--list-gpus"], capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
     found = sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return found if visible is None else min(found, len([one for one in visible.split(",") if one.strip()]))
+    named = [str(number) for number in range(found)]
+    return named if visible is None else [one.strip() for one in visible.split(",") if one.strip()][:found]
 
 
 def require_packages(names: Sequence[str]) -> None:
@@ -164,6 +172,26 @@ class Follower:
             return
         fresh, self.said, self.drawn_s = trial.name != self.said, trial.name, now
         render.status(_words(trial, progress), fresh)
+
+    def close(self) -> None:
+        """Leave no line behind."""
+        if not self.quiet:
+            render.status("", False)
+
+
+class Crowd:
+    """Says on stderr how far several workers have come; on a terminal in place, elsewhere when a trial has ended."""
+
+    def __init__(self, quiet: bool, store: Store, trials: int) -> None:
+        self.quiet, self.store, self.trials = quiet, store, trials
+        self.before, self.said = len(store.records()), -1
+
+    def __call__(self) -> None:
+        """Look at the records."""
+        done = len(self.store.records()) - self.before
+        if not self.quiet and done != self.said:
+            self.said = done
+            render.status(f"{done} trials ended, of up to {self.trials}", True)
 
     def close(self) -> None:
         """Leave no line behind."""

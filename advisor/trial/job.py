@@ -51,7 +51,18 @@ class Drive:
     collective_timeout_s: float = 600.0
 
 
-def make_job(request: Request, candidate: Candidate, drive: Drive) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """Knobs that no prediction knows; 0 leaves them to megatron-core. `bucket_size` counts parameters."""
+
+    bucket_size: int = 0
+    dispatcher_sms: int = 0
+
+
+PLAIN = Tuned()
+
+
+def make_job(request: Request, candidate: Candidate, drive: Drive, tuned: Tuned = PLAIN) -> dict[str, Any]:
     """The job of a candidate. Raises InputError for what the worker, or this device, cannot run."""
     facts = model_facts(request.model, str(request.settings["model"].value))
     require_supported(request.model, facts, "try a model of attention and feed-forward layers")
@@ -64,7 +75,7 @@ def make_job(request: Request, candidate: Candidate, drive: Drive) -> dict[str, 
     if not request.model.has_mla:  # GPTModel takes the rotary base, but latent attention reads its own configuration
         config.pop("rotary_base", None)
     config |= {name: False for name in OFF_ON_CPU if drive.device == "cpu"}
-    config |= _parallel(candidate) | _precision(request, drive) | _moe(request, knobs, drive) | _recompute(knobs)
+    config |= _parallel(candidate) | _precision(request, drive) | _moe(request, knobs, drive, tuned) | _recompute(knobs)
     config["mtp_num_layers"] = candidate.mtp_depth or None
     sixteen = "fp32" if request.workload.precision.name == "fp32" else _storage(request)
     return {
@@ -79,7 +90,7 @@ def make_job(request: Request, candidate: Candidate, drive: Drive) -> dict[str, 
         "sizes": {name: getattr(layout, name) for name in ("tp", "pp", "vpp", "cp", "ep", "etp")},
         "order": request.cluster.rank_order,
         "optimizer_instances": knobs.optimizer_instances,
-        "ddp": _ddp(candidate),
+        "ddp": _ddp(candidate) | ({"bucket_size": tuned.bucket_size} if tuned.bucket_size else {}),
         "optimizer": _optimizer(request, knobs, sixteen),
         "batch": {
             "mbs": layout.mbs,
@@ -163,7 +174,7 @@ def _precision(request: Request, drive: Drive) -> dict[str, Any]:
     return found | {"fp8": "e4m3" if name == "mxfp8" else "hybrid", "fp8_recipe": recipes[name]}
 
 
-def _moe(request: Request, knobs: Knobs, drive: Drive) -> dict[str, Any]:
+def _moe(request: Request, knobs: Knobs, drive: Drive, tuned: Tuned) -> dict[str, Any]:
     if not request.model.is_moe:
         return {}
     flex = knobs.dispatcher in (Dispatcher.deepep, Dispatcher.hybridep)
@@ -171,6 +182,7 @@ def _moe(request: Request, knobs: Knobs, drive: Drive) -> dict[str, Any]:
     found: dict[str, Any] = {
         "moe_token_dispatcher_type": ("alltoall" if drive.device == "cpu" else "flex") if flex else kind,
         "moe_flex_dispatcher_backend": knobs.dispatcher.name if flex and drive.device == "cuda" else None,
+        f"moe_{knobs.dispatcher.name}_num_sms": tuned.dispatcher_sms or None if flex else None,
         "moe_shared_expert_overlap": knobs.shared_expert_overlap,
         "overlap_moe_expert_parallel_comm": knobs.ep_overlap,
         "delay_wgrad_compute": knobs.delay_wgrad,

@@ -1,21 +1,21 @@
 """An Optuna study over the candidates of a solver: which one is tried next, and when enough is known.
 
-The search space is one index into a list of candidates in the order of their predicted step time, so that every trial
-is a layout that is legal and predicted to fit, and neighbours in the index are neighbours in prediction. The first
-trials go down the list; then the sampler (TPE) proposes. The objective is tokens/s/GPU, to be maximised; the hard
-constraint is memory (predicted or measured over budget is infeasible). A trial that failed is told as failed.
+The search space is an index into a list of candidates in the order of their predicted step time, so that neighbours in
+the index are neighbours in prediction, and the knobs of `space`; whatever is asked is legal and predicted to fit. The
+first trials go down the list; then the sampler (TPE) proposes (`asking`): candidates as they are, and other knobs of
+those that were measured. The objective is tokens/s/GPU, to be maximised; the hard constraint is memory (predicted or
+measured over budget is infeasible). A trial that failed is told as failed.
 
-What Optuna calls RUNNING may be the remains of a worker that was killed: on opening a study, running trials whose
-process lives no longer (same host) are told as failed; finished ones are never touched.
+Several workers, of several hosts, may work on one study. What Optuna calls RUNNING may be the remains of one that was
+killed: running trials whose process lives no longer are told as failed; finished ones are never touched.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import platform
+import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,31 @@ from advisor.errors import EnvironmentMissingError, InputError
 from advisor.search.request import Request
 from advisor.search.solve import ranking, search
 from advisor.spec.plan import Candidate
+from advisor.trial.asking import (
+    INDEX,
+    KEY,
+    OUTCOME,
+    begin,
+    claim,
+    claims,
+    is_stale,
+    made,
+    pick,
+    running,
+    seen,
+    suggest,
+    withdraw,
+)
 from advisor.trial.job import Drive
 from advisor.trial.progress import Progress
+from advisor.trial.space import KNOB_GAIN, Identity, Row, Space
 from advisor.trial.trials import Trial, make_trial
 
-INDEX = "candidate"
 MEMORY = "memory"
 STARTUP_SHARE = 0.4
 LEAST_STARTUP = 3
 LEAST_TRIED = 5
 POOL = 200
-MOST_REPEATS = 4
 LEAST_STEPS, SURE = 5, 3.0
 FORMS = "sqlite:///FILE or journal:PATH"
 
@@ -59,7 +73,8 @@ def pool_of(request: Request, source: str, drive: Drive, most: int = POOL) -> tu
     for candidate in ranking(search(request.replaced(top=most))).candidates:
         with contextlib.suppress(InputError):
             trial = make_trial(source, request, candidate, drive, None)
-            found.setdefault(trial.key, trial)
+            work = {name: value for name, value in trial.job.items() if name != "environment" or drive.device == "cuda"}
+            found.setdefault(json.dumps(work, sort_keys=True), trial)
     if not found:
         raise InputError("no layout fits and can be tried, so there is nothing to tune", "plan for more GPUs")
     return tuple(found.values())
@@ -71,11 +86,13 @@ def open_study(name: str, storage: str | None, candidates: int, seed: int) -> An
     Raises InputError for a storage that cannot be opened, and for a study that was begun with other candidates.
     """
     optuna = _optuna()
+    from advisor.trial.sampler import LegalSampler
+
     try:
         study = optuna.create_study(
             study_name=name,
             storage=_storage(optuna, storage),
-            sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=LEAST_STARTUP),
+            sampler=LegalSampler(seed=seed, n_startup_trials=LEAST_STARTUP),
             direction="maximize",
             load_if_exists=True,
         )
@@ -117,56 +134,65 @@ def _storage(optuna: Any, storage: str | None) -> Any:
 
 
 def clear_stale(study: Any) -> int:
-    """Fail running trials whose process is gone, of this host; how many there were."""
-    optuna = _optuna()
-    stale = 0
-    for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
-        owner = trial.user_attrs.get("owner")
-        if owner is None or (owner["host"] == platform.node() and not _lives(owner)):
-            study.tell(trial.number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
-            stale += 1
-    return stale
+    """Fail running trials whose process is gone; how many there were. Finished ones are never touched."""
+    stale = [trial for trial in running(study) if is_stale(trial)]
+    for trial in stale:
+        study.tell(trial.number, state=_failed(), skip_if_finished=True)
+    return len(stale)
 
 
-def _owner() -> dict[str, Any]:
-    import psutil
+def tune(study: Any, space: Space, trials: int, run: Callable[[Trial], Mapping[str, Any] | None]) -> Iterator[Tried]:
+    """Ask, run and tell until `trials` trials of the study are finished, or run elsewhere, or nothing can still win.
 
-    return {"host": platform.node(), "pid": os.getpid(), "begun": psutil.Process().create_time()}
-
-
-def _lives(owner: Mapping[str, Any]) -> bool:
-    """Whether the process that asked for a trial still runs; a later process with its number is another one."""
-    import psutil
-
-    try:
-        return bool(abs(psutil.Process(owner["pid"]).create_time() - owner["begun"]) < 1.0)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def tune(
-    study: Any, pool: Sequence[Trial], trials: int, run: Callable[[Trial], Mapping[str, Any] | None]
-) -> Iterator[Tried]:
-    """Ask, run and tell until `trials` trials of the study are finished or no candidate can still win.
-
-    `run` gives the record of a candidate, None when it must stop (budget). Every trial is told before the next one is
+    `run` gives the record of a trial, None when it must stop (budget). Every trial is told before the next one is
     asked, so that a kill at any moment loses at most the one that runs.
     """
-    while len(finished(study)) < trials and contenders(study, pool):
-        trial, index = _ask(study, pool, trials)
-        record = run(pool[index])
+    while (asked := ask(study, space, trials)) is not None:
+        told, row, trial = asked
+        with seen(told):
+            record = run(trial)
         if record is None:
-            study.tell(trial, state=_failed())
+            withdraw(study, told, "budget")
             return
         measured = record["measured"]
-        trial.set_constraint(MEMORY, _over_budget(pool[index].candidate, record))
-        for name in ("outcome", "folder", "key"):
-            trial.set_user_attr(name, record[name])
-        if measured is None:
-            study.tell(trial, state=_failed())
+        value = None if measured is None else float(measured["tokens_per_s_per_gpu"])
+        told.set_constraint(MEMORY, _over_budget(trial.candidate, record))
+        for name in ("folder", "name", OUTCOME):
+            told.set_user_attr(name, record[name])
+        if value is None:
+            study.tell(told, state=_failed())
         else:
-            study.tell(trial, float(measured["tokens_per_s_per_gpu"]))
-        yield Tried(trial.number, index, None if measured is None else measured["tokens_per_s_per_gpu"], record)
+            study.tell(told, value)
+        yield Tried(told.number, row.index, value, record)
+
+
+def ask(study: Any, space: Space, trials: int) -> tuple[Any, Row, Trial] | None:
+    """The next trial with its row, which no other worker has; None where there is none, or enough.
+
+    The list is gone down first, then the sampler proposes among what may still win.
+    """
+    startup = max(LEAST_STARTUP, round(STARTUP_SHARE * trials))
+    barred: set[Identity] = set()
+    while True:
+        clear_stale(study)
+        held = claims(study)
+        left = promising(study, space, barred)
+        if len(held) >= trials or not left:
+            return None
+        told = begin(study)
+        new = [index for index, rows in left.items() if rows[0].identity == space.first(index).identity]
+        if len(held) < startup and new:
+            left = {new[0]: left[new[0]][:1]}
+        index = pick(study, told, INDEX, range(len(space.pool)), list(left))
+        row = suggest(study, told, space, left[index])
+        barred.add(row.identity)
+        trial = made(space, row)
+        answer = "cannot run" if trial is None else claim(study, told, trial.key, trials)
+        if trial is not None and answer == "mine":
+            return told, row, trial
+        withdraw(study, told, answer)
+        if answer == "enough":
+            return None
 
 
 def _failed() -> Any:
@@ -182,69 +208,58 @@ def _over_budget(candidate: Candidate, record: Mapping[str, Any]) -> float:
     return float(used / candidate.memory.budget_bytes - 1.0)
 
 
-def _ask(study: Any, pool: Sequence[Trial], trials: int) -> tuple[Any, int]:
-    """The next trial and its candidate: the first of the list that is new at first, then what the sampler proposes.
-
-    A proposal that is known gets its known answer at once, which costs nothing; after a few of those the list is next.
-    """
-    startup = max(LEAST_STARTUP, round(STARTUP_SHARE * trials))
-    for attempt in range(MOST_REPEATS + 1):
-        taken = _taken(study)
-        from_list = len(taken) < startup or attempt == MOST_REPEATS
-        if from_list:
-            fresh = next(index for index in contenders(study, pool) if index not in taken)
-            study.enqueue_trial({INDEX: fresh})
-        trial = study.ask()
-        index = trial.suggest_int(INDEX, 0, len(pool) - 1)
-        trial.set_user_attr("owner", _owner())
-        if index not in taken:
-            return trial, index
-        value = taken[index]
-        trial.set_user_attr("repeats", index)
-        if value is None:
-            study.tell(trial, state=_failed())
-        else:
-            trial.set_constraint(MEMORY, -1.0)
-            study.tell(trial, value)
-    raise AssertionError("the list gives a new candidate")
+def finished(study: Any) -> list[Any]:
+    """Trials that ran to an outcome, measured or failed; what was withdrawn, or left by killed workers, is none."""
+    return [trial for trial in study.get_trials(deepcopy=False) if OUTCOME in trial.user_attrs]
 
 
-def _taken(study: Any) -> dict[int, float | None]:
-    """Candidates that were tried or are being tried, with their value (None: failed, or not known yet)."""
-    found: dict[int, float | None] = {}
+def taken(study: Any, space: Space) -> dict[Identity, tuple[Row, float | None]]:
+    """Rows whose job was tried or is being tried, with their value (None: failed, or not known yet)."""
+    found: dict[Identity, tuple[Row, float | None]] = {}
+    held = set(claims(study).values())
     for trial in study.get_trials(deepcopy=False):
-        running = trial.state.name == "RUNNING"
-        if INDEX in trial.params and (running or "outcome" in trial.user_attrs):
-            found.setdefault(trial.params[INDEX], trial.value if trial.state.name == "COMPLETE" else None)
+        if trial.user_attrs.get(KEY) in held and INDEX in trial.params:
+            row = space.row(trial.params[INDEX], trial.params)
+            value = trial.value if trial.state.name == "COMPLETE" else None
+            if row is not None and (value is not None or row.identity not in found):
+                found[row.identity] = row, value
     return found
 
 
-def finished(study: Any) -> list[Any]:
-    """Trials that ran to an outcome, measured or failed; repeats and remains of killed workers do not count."""
-    return [trial for trial in study.get_trials(deepcopy=False) if "outcome" in trial.user_attrs]
+def promising(study: Any, space: Space, barred: Set[Identity] = frozenset()) -> dict[int, list[Row]]:
+    """Rows not tried yet that may still beat the best one, by candidate, in the order of the list.
 
-
-def contenders(study: Any, pool: Sequence[Trial]) -> list[int]:
-    """Candidates not tried yet that may still beat the best one, in the order of the list.
-
-    A candidate's predicted rate, corrected by the best measured / predicted of any trial and raised by the width of its
-    interval (or by how far measured / predicted varies, where that is more), has to reach the best measured rate; else
-    there is nothing to gain. With few trials all are contenders.
+    The predicted rate of a candidate, corrected by the best measured / predicted of any trial and raised by the width
+    of its interval (or by how far measured / predicted varies, where that is more), has to reach the best measured
+    rate. Other knobs are for candidates that were measured: such a rate, changed as predicted and raised by
+    `KNOB_GAIN`, has to reach it. With few trials every candidate is left, as it is.
     """
-    taken = _taken(study)
-    untried = [index for index in range(len(pool)) if index not in taken]
-    values = {index: value for index, value in taken.items() if value is not None}
-    if len(values) < LEAST_TRIED:
-        return untried
-    ratios = [value / pool[index].predicted.tokens_per_s_per_gpu for index, value in values.items()]
+    known = taken(study, space)
+    gone = barred | space.barred | known.keys()
+    firsts = [space.first(index) for index in range(len(space.pool))]
+    left = {row.index: [row] for row in firsts if row.identity not in gone}
+    rates = {row.index: value for row, value in known.values() if value is not None and row == firsts[row.index]}
+    if not rates or (left and len(rates) < LEAST_TRIED):
+        return left
+    best = max(value for _, value in known.values() if value is not None)
+    predicted = [trial.predicted for trial in space.pool]
+    ratios = [value / predicted[index].tokens_per_s_per_gpu for index, value in rates.items()]
     varies = max(ratios) / statistics.median(ratios)
-    best = max(values.values())
+    for index in list(left):
+        step = predicted[index]
+        if step.tokens_per_s_per_gpu * max(ratios) * max(step.step_s / step.low_s, varies) <= best:
+            del left[index]
+    for index, value in rates.items():
+        hope = value * KNOB_GAIN * firsts[index].step_s
+        rows = [row for row in space.rows(index) if hope / row.step_s > best and row.identity not in gone]
+        left |= {index: rows} if rows else {}
+    return dict(sorted(left.items()))
 
-    def hope(trial: Trial) -> float:
-        step = trial.predicted
-        return step.tokens_per_s_per_gpu * max(ratios) * max(step.step_s / step.low_s, varies)
 
-    return [index for index in untried if hope(pool[index]) > best]
+def contenders(study: Any, space: Space) -> list[int]:
+    """Candidates of the list, not tried yet, that may still beat the best one."""
+    left = promising(study, space)
+    return [index for index, rows in left.items() if rows[0].identity == space.first(index).identity]
 
 
 def hopeless(trial: Trial, progress: Progress, best: float | None) -> bool:

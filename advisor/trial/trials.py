@@ -15,7 +15,7 @@ from advisor.search.candidates import make_candidates
 from advisor.search.request import Request
 from advisor.spec.layout import CudaGraph, Knobs, Layout
 from advisor.spec.plan import Candidate, StepEstimate
-from advisor.trial.job import Drive, make_job
+from advisor.trial.job import PLAIN, Drive, Tuned, make_job
 from advisor.trial.proxy import make_proxy
 
 
@@ -34,6 +34,7 @@ class Trial:
     run_candidate: Candidate
     proxy_layers: int | None
     job: dict[str, Any]
+    tuned: Tuned = PLAIN
 
     @property
     def predicted(self) -> StepEstimate:
@@ -74,13 +75,16 @@ def words_of(layout: Layout, knobs: Knobs) -> str:
     return "-".join([*sizes, f"mbs{layout.mbs}"])
 
 
-def make_trial(source: str, request: Request, candidate: Candidate, drive: Drive, layers: int | None) -> Trial:
+def make_trial(  # noqa: PLR0917
+    source: str, request: Request, candidate: Candidate, drive: Drive, layers: int | None, tuned: Tuned = PLAIN
+) -> Trial:
     """The trial of a candidate, as a proxy of `layers` layers unless that is None."""
     run_request, run = (request, candidate) if layers is None else make_proxy(request, candidate, layers)
     if run.knobs.cuda_graph is not CudaGraph.none:
         knobs = dataclasses.replace(run.knobs, cuda_graph=CudaGraph.none)
         (run,) = make_candidates(run_request, [(run.layout, knobs)], ranks=[candidate.rank])
-    return Trial(source, request, candidate, run_request, run, layers, make_job(run_request, run, drive))
+    job = make_job(run_request, run, drive, tuned)
+    return Trial(source, request, candidate, run_request, run, layers, job, tuned)
 
 
 def read_trials(
