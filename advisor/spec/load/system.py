@@ -108,19 +108,25 @@ def load_system(name: str | Path) -> System:
 
     Raises UnknownNameError with the closest names, or InputError that lists every problem of the file.
     """
+    path = system_path(name)
+    return _read_system(path, path.stem)
+
+
+def system_path(name: str | Path) -> Path:
+    """The file of a system, named as for `load_system`; raises as it does where there is none."""
     text = str(name).strip()
     presets = data.listing("presets", "systems", ".yaml")
     path = presets.get(text) or presets.get(text.lower())
     if path is not None:
-        return _read_system(path, path.stem)
+        return path
     gpu = _aliases().get(text.lower())
     if gpu is not None:
-        return load_system(_gpu_presets()["gpus"][gpu]["system"])
+        return system_path(_gpu_presets()["gpus"][gpu]["system"])
     if _looks_like_a_path(text):
         own = Path(text).expanduser()
         if not own.exists():
             raise InputError(f"there is no system file {shown(text)}", "give a preset (advisor systems list) or a path")
-        return _read_system(own, own.stem)
+        return own
     names = [*presets, *_aliases()]
     hint = did_you_mean(text, names) or "advisor systems list shows the presets; a path to a YAML file works too"
     raise UnknownNameError(f"unknown system or GPU {shown(text)}", hint)
