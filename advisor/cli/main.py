@@ -14,8 +14,8 @@ from advisor.cli import render
 from advisor.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, AdvisorError
 
 VERBS = (
-    "plan", "estimate", "why", "overlap", "export", "launch", "resiliency", "goodput", "diagnose", "trial", "tune",
-    "measure", "trace", "validate", "calibrate", "check", "rules", "models", "systems",
+    "plan", "estimate", "why", "improve", "overlap", "export", "launch", "resiliency", "goodput", "diagnose", "trial",
+    "tune", "measure", "trace", "validate", "calibrate", "check", "rules", "models", "systems",
 )  # fmt: skip
 
 EPILOG = """\b

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from advisor import data
 from advisor.search.candidates import make_candidates
 from advisor.search.explain import price
+from advisor.search.improve_measured import Measured
 from advisor.search.improve_turns import Turn, mathematics, pinned, turns, words
 from advisor.search.request import Request
 from advisor.search.single import Choice, judge
@@ -25,13 +26,17 @@ from advisor.search.solve import search
 from advisor.spec.layout import Knobs, Layout
 from advisor.spec.load.fields import read_yaml_mapping
 from advisor.spec.plan import Candidate, Finding
+from advisor.spec.workload import Workload
 
 Settle = Callable[[Layout, Knobs], Knobs]
-Adjust = Callable[[Request, Candidate], Candidate]
 Verdict = Literal["fits", "tight", "oom", "illegal"]
 
-MOST_ALONE, MOST_FREEING = 24, 12
-"""How many single changes are tried in pairs: the fastest whatever they need, and those that free most memory."""
+NOT_MEASURED = Measured()
+NOTHING = 1e-6
+"""Relative change of the step below which nothing changes."""
+MOST_ALONE, MOST_FREEING, MOST_PAIRS = 24, 12, 8
+"""How many single changes are tried in pairs (the fastest whatever they need, and those that free most memory), and how
+many pairs are priced in full."""
 DECIDING = 0.5
 """Share of a change above which assumed numbers are said to decide it."""
 
@@ -103,20 +108,21 @@ def pair_errors() -> Mapping[str, Any]:
     return read_yaml_mapping(data.require("profiles", "pairs.yaml"))
 
 
+@lru_cache(maxsize=1)
 def _needs() -> Mapping[str, Any]:
     return read_yaml_mapping(data.require("presets", "dials.yaml"))
 
 
-def improvements(request: Request, asked: Choice, settle: Settle, adjust: Adjust | None = None) -> Improvements:
+def improvements(request: Request, asked: Choice, settle: Settle, measured: Measured = NOT_MEASURED) -> Improvements:
     """Every single change of `asked`, the best pair, and the best layout of the same job.
 
-    `adjust` corrects a candidate by measured runs (default: predictions as they are).
+    `measured` is what a run of the job as it is showed: it scales predictions, not the ratios between them.
     """
-    pricing = _Pricing(request, asked, settle, adjust or (lambda _request, one: one))
-    single = turns(request, asked)
-    priced, illegal = pricing.price([(turn,) for turn in single])
-    kept, changed = ([one for one in priced if bool(one.mathematics) is flag] for flag in (False, True))
-    pairs, _ = pricing.price(_pairs(kept))
+    pricing = _Pricing(request, asked, settle, measured)
+    priced, illegal = pricing.price([(turn,) for turn in turns(request, asked)])
+    moving = [one for one in priced if pricing.moves(one)]
+    kept, changed = ([one for one in moving if bool(one.mathematics) is flag] for flag in (False, True))
+    pairs, _ = pricing.price(_pairs(kept), most=MOST_PAIRS)
     beaten = max((one.gain or 0.0 for one in kept if one.verdict == "fits"), default=0.0)
     pair = next((one for one in sorted(pairs, key=_order) if one.verdict == "fits" and not one.mathematics), None)
     best = _best(request, asked, pricing)
@@ -152,21 +158,28 @@ def _best(request: Request, asked: Choice, pricing: _Pricing) -> Candidate | Non
     """What `advisor plan` would choose with the mathematics of today."""
     found = search(request.replaced(fixed=MappingProxyType({**request.fixed, **pinned(asked)})))
     winner = found.winner()
-    return None if winner is None else pricing.adjust(request, winner)
+    return None if winner is None else pricing.corrected(winner)
 
 
 class _Pricing:
     """Prices changes against the job as it runs today."""
 
-    def __init__(self, request: Request, asked: Choice, settle: Settle, adjust: Adjust) -> None:
-        self.request, self.asked, self.settle, self.adjust = request, asked, settle, adjust
+    def __init__(self, request: Request, asked: Choice, settle: Settle, measured: Measured) -> None:
+        self.request, self.asked, self.settle, self.measured = request, asked, settle, measured
         held = replace(asked, knobs=settle(asked.layout, asked.knobs))
         whole = request.replaced(reserve_bytes=0.0)
-        verdict, candidate, self.findings = judge(whole, held)
-        self.now = None if candidate is None else adjust(request, candidate)
-        self.verdict: Verdict = verdict
-        if self.now is not None and verdict == "fits":
-            self.verdict = self.fit(self.now)
+        verdict, self.predicted, self.findings = judge(whole, held)
+        self.now = None if self.predicted is None else self.corrected(self.predicted)
+        self.verdict: Verdict = verdict if self.now is None else self.fit(self.now)
+
+    def corrected(self, one: Candidate) -> Candidate:
+        """A candidate under the headroom asked for, as the measured run corrects it."""
+        one = replace(one, memory=replace(one.memory, budget_bytes=self.request.budget_bytes))
+        return one if self.predicted is None else self.measured.correct(one, self.predicted)
+
+    def moves(self, one: Improvement) -> bool:
+        """Whether a change does anything: to the step, or to the memory."""
+        return one.gain is None or abs(one.gain) > NOTHING or bool(one.freed_bytes)
 
     def fit(self, one: Candidate) -> Verdict:
         """Whether a candidate leaves the headroom asked for."""
@@ -182,13 +195,13 @@ class _Pricing:
             return None
         return (now.step.step_s / now.layout.gbs) / (one.step.step_s / one.layout.gbs) - 1
 
-    def price(self, changes: Iterable[tuple[Turn, ...]]) -> tuple[list[Improvement], int]:
-        """The legal ones of some changes, and how many rules refuse."""
-        groups: dict[int, list[tuple[tuple[Turn, ...], Request, Choice]]] = defaultdict(list)
+    def price(self, changes: Iterable[tuple[Turn, ...]], most: int | None = None) -> tuple[list[Improvement], int]:
+        """The legal ones of some changes (only the `most` fastest that fit, with a number), and how many are refused."""
+        groups: dict[tuple[Workload, int], list[tuple[tuple[Turn, ...], Request, Choice]]] = defaultdict(list)
         for change in changes:
             made = self._made(change)
             if made is not None:
-                groups[id(made[0])].append((change, *made))
+                groups[made[0].workload, made[0].gbs].append((change, *made))
         found: list[Improvement] = []
         illegal = 0
         for group in groups.values():
@@ -197,6 +210,9 @@ class _Pricing:
             figures = price(request, pairs)
             legal = [at for at, one in enumerate(figures) if one.verdict != "illegal"]
             illegal += len(group) - len(legal)
+            if most is not None:
+                fitting = [at for at in legal if figures[at].verdict == "fits"]
+                legal = sorted(fitting, key=lambda at: figures[at].step_s)[:most]
             candidates = make_candidates(request, [pairs[at] for at in legal], ranks=[0] * len(legal))
             found += [self._improvement(*group[at], one) for at, one in zip(legal, candidates, strict=True)]
         return found, illegal
@@ -212,11 +228,10 @@ class _Pricing:
 
     def _improvement(self, change: tuple[Turn, ...], request: Request, choice: Choice, one: Candidate) -> Improvement:
         before, after = (self.request, self.asked), (request, choice)
-        candidate = self.adjust(request, one)
+        candidate = self.corrected(one)
         said = [words(turn, before, after) for turn in change]
-        gain, (low, high), kind = self.ratio(candidate), (None, None), _kind(change)
-        if gain is not None and candidate.step is not None:
-            low, high = _interval(gain, candidate, len(change))
+        gain = self.ratio(candidate)
+        low, high = (None, None) if gain is None else _interval(gain, one, len(change))
         freed = None if self.now is None else self.now.memory.peak_device_bytes - candidate.memory.peak_device_bytes
         return Improvement(
             turns=change,
@@ -229,7 +244,7 @@ class _Pricing:
             gain=gain,
             low=low,
             high=high,
-            kind=kind,
+            kind=_kind(change),
             freed_bytes=freed,
             risks=tuple(self._risks(change, said, candidate)),
             mathematics=mathematics(before, after),

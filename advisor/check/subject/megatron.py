@@ -56,23 +56,21 @@ def dest_of() -> Mapping[str, str]:
     return {key_of(dest): dest for dest in by_dest()}
 
 
-def megatron_job(reading: Reading, found: Mapping[str, Setting], seen: Reading | None) -> MegatronJob:
-    """The job of a file of Megatron-LM flags; with `seen` as its arguments came out in a log.
+def megatron_job(reading: Reading, found: Mapping[str, Setting]) -> MegatronJob:
+    """The job of a file of Megatron-LM flags.
 
     Read exactly as `advisor estimate --megatron-args` reads it. InputError lists every unusable value.
     """
     vocab = found.get("vocab_size")
     size = None if vocab is None else whole("vocab_size", vocab.value, 1, 2**31)
     variables = {name: str(one.value) for name, one in reading.env.items() if one.value is not None}
-    if seen is None:
-        try:
-            return read_megatron_args(reading.file, vocab_size=size)
-        except InputError as problem:
-            if "no Megatron-LM flag found" not in str(problem):
-                hint = problem.hint or f"advisor check {reading.file} says what Megatron-LM refuses"
-                raise InputError(problem.message, hint) from None
-    mapping = arguments(reading) | ({} if seen is None else arguments(seen))
-    return read_megatron_args(mapping, vocab_size=size, environment=variables)
+    try:
+        return read_megatron_args(reading.file, vocab_size=size)
+    except InputError as problem:
+        if "no Megatron-LM flag found" not in str(problem):
+            hint = problem.hint or f"advisor check {reading.file} says what Megatron-LM refuses"
+            raise InputError(problem.message, hint) from None
+    return read_megatron_args(arguments(reading), vocab_size=size, environment=variables)
 
 
 def arguments(reading: Reading) -> dict[str, Any]:

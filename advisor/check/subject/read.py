@@ -7,12 +7,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from advisor.check.readback import Observed
 from advisor.check.reading import Reading
 from advisor.check.run import read_setup, report
 from advisor.check.subject import bridge
 from advisor.check.subject.effective import overlap_fields, settler, wanted_environment
 from advisor.check.subject.form import Subject, place
 from advisor.check.subject.megatron import megatron_job, stated_at
+from advisor.check.subject.observed import forced, require_same_job, seen_fields, settle_as_seen
 from advisor.check.subject.words import words
 from advisor.configure.chosen import read_plan
 from advisor.errors import InputError
@@ -43,27 +45,32 @@ KEYS = {**bridge.SIZES, "vpp": "vpp", "etp": "etp", "sp": "sp", "recompute": "re
 
 
 def read_subject(
-    path: str | Path, options: Mapping[str, Any], *, seen: Reading | None = None, target: str | None = None
+    path: str | Path, options: Mapping[str, Any], *, observed: Observed | None = None, target: str | None = None
 ) -> Subject:
     """The job of a configuration file; `options` are those of an estimate, by name, and win over the file.
 
-    `seen` are settings read back from a log of the job: they win over the file, which they show not to hold. InputError
-    for a file that cannot be used, and for a job that neither the file nor an option describes whole.
+    `observed` is what a log of the job said: what it shows to hold, holds, and it states the number of GPUs where the
+    file does not. InputError for a file that cannot be used, for a job that neither the file nor an option describes
+    whole, and for a log of another job.
     """
     given = {name: value for name, value in options.items() if value is not None}
     count = given.get("gpus")
     system = given.get("system")
     gpus = int(count) if isinstance(count, int) or (isinstance(count, str) and count.isdigit()) else None
     (reading,), setup = read_setup([path], target=target, gpus=gpus, system=str(system) if system else None)
-    if seen is not None:
-        setup.values |= seen.values
-        setup.gpus = setup.gpus or seen.gpus
+    if observed is not None and observed.gpus is not None:
+        setup.gpus = setup.gpus or int(observed.gpus.value)
     found = merge(given, ALLOWED, FLAG)
     if reading.kind == "plan":
         request, choice = _of_plan(str(path), found)
     else:
-        request, choice = _of_settings(reading, setup, found, seen)
+        request, choice = _of_settings(reading, setup, found)
     settle = settler(setup, request)
+    fields = overlap_fields(setup, request, choice, settle)
+    if observed is not None:
+        require_same_job(observed, choice, str(path))
+        seen = forced(observed, settle(choice.layout, choice.knobs))
+        settle, fields = settle_as_seen(settle, choice, seen), seen_fields(fields, choice.knobs, seen)
     held = settle(choice.layout, choice.knobs)
     return Subject(
         reading=reading,
@@ -72,7 +79,7 @@ def read_subject(
         request=request,
         asked=choice,
         settle=settle,
-        fields=overlap_fields(setup, request, choice, settle),
+        fields=fields,
         sources=MappingProxyType(_sources(setup, request, choice, found)),
         environment=wanted_environment(setup, request, choice.layout, held),
     )
@@ -87,13 +94,11 @@ def _of_plan(path: str, found: Mapping[str, Setting]) -> tuple[Request, Choice]:
     return chosen.request, Choice(chosen.layout, chosen.knobs)
 
 
-def _of_settings(
-    reading: Reading, setup: Setup, found: dict[str, Setting], seen: Reading | None
-) -> tuple[Request, Choice]:
+def _of_settings(reading: Reading, setup: Setup, found: dict[str, Setting]) -> tuple[Request, Choice]:
     job: MegatronJob | None = None
     model: Model | None = None
     if setup.framework == "megatron-lm":
-        job = megatron_job(reading, found, seen)
+        job = megatron_job(reading, found)
         fill_from(job, found, FLAG)
         if not job.model.is_moe:
             found["etp"] = Setting(1, "no experts")
