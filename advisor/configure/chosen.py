@@ -74,8 +74,12 @@ def read_plan(path: str | Path, rank: int = 1) -> Chosen:
     Memory and step are computed again from the layout, so an old file is judged by the coefficients of today. Raises
     InputError for a file that is no plan, that has no such candidate, or whose settings this version does not know.
     """
-    record = _read(Path(path))
-    entry = _entry(record, rank, str(path))
+    return chosen_of(_read(Path(path)), str(path), rank)
+
+
+def chosen_of(record: Mapping[str, Any], path: str, rank: int = 1) -> Chosen:
+    """As `read_plan`, of the content of a file: a plan, an estimate, or the record of a trial."""
+    entry = _entry(record, rank, path)
     try:
         request = resolve(_settings(record["request"]))
         words = dict(entry["layout"])
@@ -89,7 +93,7 @@ def read_plan(path: str | Path, rank: int = 1) -> Chosen:
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise InputError(f"{path} is no plan of this version: {problem!r}", MAKE_ONE) from problem
     (candidate,) = make_candidates(request, [(layout, knobs)], ranks=[rank])
-    return Chosen(request, candidate, str(path), rank)
+    return Chosen(request, candidate, path, rank)
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -107,6 +107,13 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | list | type(None)) else str(value)
 
 
+def _processor() -> str:
+    """Name of the processor as Linux tells it, empty elsewhere."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
 def environment(device: str) -> dict[str, Any]:
     """Versions and machine: what has to be equal for two records to be compared."""
     import megatron.core
@@ -117,6 +124,7 @@ def environment(device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "megatron_core": megatron.core.__version__,
         "machine": platform.machine(),
+        "processor": _processor(),
         "system": platform.release(),
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),

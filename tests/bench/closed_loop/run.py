@@ -1,0 +1,205 @@
+"""The loop on a CPU host, by hand: measure, estimate, trial, calibrate; predicted against measured.
+
+`python tests/bench/closed_loop/run.py [--out DIR] [--budget SECONDS]` needs torch and megatron-core, and a machine
+that nobody else uses. Every step is the command that a user gives. The host is measured with as many ranks at work as
+the trials have, once per number of ranks. Rounds over all layouts are repeated, forward and backward in turn, until the
+budget is spent (at least two), so that a slow minute hits no layout alone; the median of its runs counts. Left out: the
+error of a trial under the fit that has not seen it. Writes report.md and report.json; exit code 1 where a goal is
+missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from advisor.fit.validate import kendall_tau
+
+HERE = Path(__file__).parent
+LAYOUTS: tuple[tuple[str, int, str], ...] = (
+    ("dense", 2, "--mbs 1"),
+    ("dense", 2, "--mbs 4"),
+    ("dense", 2, "--tp 2"),
+    ("dense", 2, "--pp 2"),
+    ("dense", 2, "--pp 2 --vpp 2"),
+    ("dense", 2, "--recompute full"),
+    ("moe", 2, "--ep 2 --dispatcher alltoall"),
+    ("moe", 2, "--dispatcher alltoall"),
+    ("dense", 4, "--mbs 1"),
+    ("dense", 4, "--mbs 2"),
+    ("dense", 4, "--tp 2"),
+    ("dense", 4, "--tp 4"),
+    ("dense", 4, "--pp 2"),
+    ("dense", 4, "--pp 4"),
+    ("dense", 4, "--tp 2 --pp 2"),
+    ("moe", 4, "--ep 4 --dispatcher alltoall"),
+)
+JOB = "--precision fp32 --seq-len 256 --gbs 8 --cuda-graph none"
+DRIVE = "--device cpu --steps 5 --warmup 1 --profile-steps 0"
+LEAST_ROUNDS = 2
+MOST_BEFORE_PCT, MOST_LEFT_OUT_PCT, LEAST_TAU = 20.0, 8.0, 0.6
+
+
+def advisor(words: str, *more: str, profiles: Path, fine: tuple[int, ...] = (0,)) -> str:
+    """stdout of one call of the command line; RuntimeError with its stderr where the exit code is not in `fine`."""
+    environment = {**os.environ, "ADVISOR_PROFILES": str(profiles), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "advisor", *words.split(), *more]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if ran.returncode not in fine:
+        raise RuntimeError(f"advisor {words} ended with {ran.returncode}: {ran.stderr[-2000:]}")
+    return ran.stdout
+
+
+def measure(out: Path, ranks: int) -> None:
+    """The system local-cpu-<ranks> and its profile, below `out`/data."""
+    advisor(f"measure --ranks {ranks} --name local-cpu-{ranks} --time 0.2s --quiet", "--out", str(out / "data"),
+            profiles=out / "data" / "profiles")  # fmt: skip
+
+
+def estimates(out: Path) -> list[Path]:
+    """One file per layout, each with its own prediction."""
+    found = []
+    for model, ranks, layout in LAYOUTS:
+        path = out / "estimates" / f"{model}-{ranks}{layout.replace('--', '').replace(' ', '-')}.json"
+        path.parent.mkdir(exist_ok=True)
+        system = out / "data" / "presets" / "systems" / f"local-cpu-{ranks}.yaml"
+        advisor(f"estimate --gpus {ranks} {JOB} {layout} --quiet --model", str(HERE / f"{model}.json"), "--system",
+                str(system), "--out", str(path), profiles=out / "data" / "profiles")  # fmt: skip
+        found.append(path)
+    return found
+
+
+def rounds(out: Path, paths: list[Path], budget_s: float, begin: float) -> list[dict[str, Any]]:
+    """Runs of all layouts, again and again; every run with the load of the machine before it."""
+    runs: list[dict[str, Any]] = []
+    spent: list[float] = []
+    while len(spent) < LEAST_ROUNDS or time.monotonic() - begin + max(spent) < budget_s:
+        start = time.monotonic()
+        order = list(zip(LAYOUTS, paths, strict=True))
+        for (_, ranks, _), path in order if len(spent) % 2 == 0 else reversed(order):
+            load = os.getloadavg()[0]
+            answer = advisor(f"trial {path} {DRIVE} --quiet --format json --out", str(out / f"trials-{ranks}"),
+                             profiles=out / "data" / "profiles", fine=(0, 1))  # fmt: skip
+            (record,) = json.loads(answer)["trials"]
+            if record["measured"] is None:
+                raise RuntimeError(f"{path.stem}: {record['outcome']}: {record['failure']}")
+            runs.append({"layout": path.stem, "round": len(spent), "load": load, "key": record["key"],
+                         "name": record["name"], "step_s": record["measured"]["step_s"],
+                         "spread": record["measured"]["spread"], "inside": record["inside"]})  # fmt: skip
+            print(f"round {len(spent) + 1} {path.stem}: {record['measured']['step_s']:.3f} s, "
+                  f"ratio {record['ratio']:.2f}, load {load:.1f}", file=sys.stderr, flush=True)  # fmt: skip
+        spent.append(time.monotonic() - start)
+    return runs
+
+
+def rows(out: Path, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per layout: measured, and the errors that calibrate says, in the order of `LAYOUTS`."""
+    errors = {}
+    for ranks in sorted({ranks for _, ranks, _ in LAYOUTS}):
+        answer = advisor("calibrate --quiet --format json --trials", str(out / f"trials-{ranks}"), "--out",
+                         str(out / f"calibrated-{ranks}.yaml"), profiles=out / "data" / "profiles")  # fmt: skip
+        (fit,) = json.loads(answer)["fits"]
+        errors |= {row["name"]: row for row in fit["trials"]}
+    found = []
+    for layout in dict.fromkeys(run["layout"] for run in runs):
+        mine = [run for run in runs if run["layout"] == layout]
+        steps = [run["step_s"] for run in mine]
+        row = errors[mine[0]["name"]]
+        found.append({
+            "layout": layout, "runs": len(mine), "measured_s": row["measured_step_s"],
+            "between_pct": 50 * (max(steps) - min(steps)) / statistics.median(steps),
+            "within_pct": 100 * statistics.median(run["spread"] for run in mine),
+            "inside": sum(run["inside"] for run in mine),
+            **{f"{when}_pct": row[f"error_{when}_pct"] for when in ("before", "after", "left_out")},
+        })  # fmt: skip
+    return found
+
+
+def summary(table: list[dict[str, Any]], runs: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """Medians over layouts, rank correlation of the predicted with the measured step, and the noise."""
+
+    def median(name: str) -> float:
+        return statistics.median(abs(row[name]) for row in table)
+
+    def tau(name: str) -> float:
+        measured = np.array([row["measured_s"] for row in table])
+        return float(kendall_tau(measured * (1 + np.array([row[name] for row in table]) / 100), measured))
+
+    found = {
+        "layouts": len(table),
+        "rounds": min(row["runs"] for row in table),
+        "before_pct": median("before_pct"), "after_pct": median("after_pct"), "left_out_pct": median("left_out_pct"),
+        "tau_before": tau("before_pct"), "tau_left_out": tau("left_out_pct"),
+        "inside": sum(row["inside"] for row in table) / len(runs),
+        "noise_between_runs_pct": median("between_pct"), "noise_within_run_pct": median("within_pct"),
+        "load": [min(run["load"] for run in runs), max(run["load"] for run in runs)],
+        "cores": len(os.sched_getaffinity(0)), "seconds": seconds,
+    }  # fmt: skip
+    met = (found["before_pct"] <= MOST_BEFORE_PCT and found["left_out_pct"] <= MOST_LEFT_OUT_PCT
+           and found["tau_before"] >= LEAST_TAU)  # fmt: skip
+    return {**found, "met": bool(met)}
+
+
+def page(table: list[dict[str, Any]], found: dict[str, Any]) -> str:
+    """The report as Markdown."""
+    head = [
+        "# The loop on a CPU host: predicted against measured", "",
+        f"{found['layouts']} layouts, the median of {found['rounds']} runs or more of each, {found['cores']} cores, "
+        f"{found['seconds'] / 60:.0f} minutes, load average {found['load'][0]:.1f} to {found['load'][1]:.1f}. "
+        "Written by tests/bench/closed_loop/run.py.", "",
+        "| | found | goal |", "| --- | --: | --: |",
+        f"| median error of the step before calibration | {found['before_pct']:.1f} % | {MOST_BEFORE_PCT:.0f} % |",
+        f"| after it, all trials seen | {found['after_pct']:.1f} % | |",
+        f"| after it, each trial left out of the fit | {found['left_out_pct']:.1f} % | {MOST_LEFT_OUT_PCT:.0f} % |",
+        f"| Kendall tau before / left out | {found['tau_before']:.2f} / {found['tau_left_out']:.2f} | {LEAST_TAU} |",
+        f"| runs inside their 80 % interval before | {100 * found['inside']:.0f} % | |",
+        f"| noise: half the range between runs of a layout, median | {found['noise_between_runs_pct']:.1f} % | |",
+        f"| noise: half the quartile distance of steps in a run, median | {found['noise_within_run_pct']:.1f} % | |",
+        "", f"Goals {'met' if found['met'] else 'missed'}.", "",
+        "| layout | measured s | runs ± % | steps ± % | before % | after % | left out % |",
+        "| --- | --: | --: | --: | --: | --: | --: |",
+    ]  # fmt: skip
+    body = [
+        f"| {row['layout']} | {row['measured_s']:.3f} | {row['between_pct']:.1f} | {row['within_pct']:.1f} | "
+        f"{row['before_pct']:+.1f} | {row['after_pct']:+.1f} | {row['left_out_pct']:+.1f} |"
+        for row in table
+    ]
+    return "\n".join([*head, *body]) + "\n"
+
+
+def main() -> int:
+    """Run the loop; the report goes to --out, this folder where none is given."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=HERE, help="folder of the report")
+    parser.add_argument("--work", type=Path, default=Path("closed-loop"), help="folder of trials, emptied first")
+    parser.add_argument("--budget", type=float, default=840.0, help="seconds for everything")
+    options = parser.parse_args()
+    begin, out = time.monotonic(), options.work.resolve()
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    for ranks in sorted({ranks for _, ranks, _ in LAYOUTS}):
+        measure(out, ranks)
+    runs = rounds(out, estimates(out), options.budget, begin)
+    table = rows(out, runs)
+    found = summary(table, runs, time.monotonic() - begin)
+    text = page(table, found)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "report.md").write_text(text, encoding="utf-8")
+    record = {"summary": found, "layouts": table, "runs": runs}
+    (options.out / "report.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(text)
+    return 0 if found["met"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
