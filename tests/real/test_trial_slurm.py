@@ -23,7 +23,7 @@ from advisor.trial.slurm import Slurm
 from advisor.trial.store import Store
 from advisor.trial.trials import read_trials
 from tests.real.slurm import missing, running
-from tests.trial.layouts import write_estimate
+from tests.trial.layouts import write_estimate, write_plan
 
 pytestmark = [
     pytest.mark.slurm,
@@ -280,6 +280,57 @@ def test_from_plan_to_record_on_two_nodes(cli, at_cluster, tmp_path, plan):
     assert sorted(path.name for path in Path(record["folder"]).glob("traces/*")) == ["rank-0.json.gz", "rank-1.json.gz"]
     again = cli(*args, "--resume")
     assert f"{record['name']} *" in again.out
+
+
+TUNER = """
+from advisor.configure.chosen import read_plan
+from advisor.trial.local import Local
+from advisor.trial.space import Space
+from advisor.trial.study import open_study, pool_of, tune
+from tests.real.test_trial_slurm import *
+plan, out = Path(sys.argv[1]), Path(sys.argv[2])
+space = Space(pool_of(read_plan(plan).request, str(plan), DRIVE, 20), DRIVE)
+study = open_study("s", f"journal:{out / 'study.log'}", len(space.pool), int(os.environ["SLURM_JOB_ID"]))
+rules, store = Rules(Limits(), backend=Local(ACTING)), Store(out)
+for one in tune(study, space, 8, lambda trial: next(run_trials([trial], store, rules, lambda *_: None)).record):
+    print(one.number, flush=True)
+"""
+
+
+@pytest.mark.real
+def test_two_jobs_work_on_one_journal(at_cluster, tmp_path):
+    """Two sbatch jobs on two nodes, each a worker of the study whose trials run on its node."""
+    plan, store = write_plan(tmp_path, "dense", 2), act(tmp_path)
+    (tmp_path / "tuner.py").write_text(TUNER)
+    script = tmp_path / "tuner.sbatch"
+    words = f"cd {ROOT} && PYTHONPATH={ROOT} exec {sys.executable} {tmp_path}/tuner.py {plan} {store.folder}"
+    script.write_text(f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --output={tmp_path}/job_%j\n{words}\n")
+    jobs = [int(at_cluster.run("sbatch", "--parsable", str(script)).stdout) for _ in range(2)]
+    assert [at_cluster.wait(job, timeout=240) for job in jobs] == ["COMPLETED"] * 2, [
+        path.read_text() for path in tmp_path.glob("job_*")
+    ]
+    told = [(tmp_path / f"job_{job}").read_text().split() for job in jobs]
+    assert all(told)
+    assert len({number for numbers in told for number in numbers}) == 8
+    keys = [record["key"] for record in store.records()]
+    assert len(keys) == len(set(keys)) == 8
+
+
+@pytest.mark.real
+def test_two_workers_submit_jobs_of_one_study(cli, at_cluster, tmp_path, plan):
+    pytest.importorskip("megatron.core")
+    out = tmp_path / "out"
+    ran = cli(
+        "tune", str(plan), "--backend", "slurm", "--device", "cpu", "--steps", "3", "--warmup", "0", "--trials", "2",
+        "--workers", "2", "--profile-steps", "0", "--out", str(out), "--no-exclusive",
+        "--env", "GLOO_SOCKET_IFNAME=lo", "--format", "json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err + ran.out
+    records = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
+    assert [record["outcome"] for record in records] == ["measured"] * 2
+    assert len({record["slurm"]["id"] for record in records}) == 2
+    assert len({record["key"] for record in records}) == 2
+    assert len(json.loads(ran.out)["trials"]) == 2
 
 
 def test_without_slurm_there_is_one_clear_message(cli, tmp_path, plan, monkeypatch):
