@@ -179,7 +179,8 @@ def _optimizer(subject: Subject) -> Iterator[Words]:
         yield "--optimizer-offload-fraction", str(knobs.optimizer_offload)
         yield ("--overlap-cpu-optimizer-d2h-h2d",)
     yield ("--cross-entropy-loss-fusion",)
-    yield "--cross-entropy-fusion-impl", "te"
+    # Megatron-LM refuses the implementation of Transformer Engine at start-up (megatron/training/arguments.py, 0.19).
+    yield "--cross-entropy-fusion-impl", "native"
 
 
 def _overlap(subject: Subject) -> Iterator[Words]:

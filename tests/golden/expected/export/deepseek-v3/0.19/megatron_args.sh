@@ -67,7 +67,7 @@ MEGATRON_ARGS=(
   --exp-avg-sq-dtype bf16
   --main-params-dtype fp32
   --cross-entropy-loss-fusion
-  --cross-entropy-fusion-impl te
+  --cross-entropy-fusion-impl native
   # communication overlap
   --overlap-grad-reduce
   --overlap-param-gather

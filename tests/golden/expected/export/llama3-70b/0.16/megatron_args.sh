@@ -42,7 +42,7 @@ MEGATRON_ARGS=(
   --bf16
   --use-distributed-optimizer
   --cross-entropy-loss-fusion
-  --cross-entropy-fusion-impl te
+  --cross-entropy-fusion-impl native
   # communication overlap
   --overlap-grad-reduce
   --overlap-param-gather

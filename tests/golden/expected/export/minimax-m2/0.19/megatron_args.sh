@@ -63,7 +63,7 @@ MEGATRON_ARGS=(
   --optimizer-offload-fraction 1.0
   --overlap-cpu-optimizer-d2h-h2d
   --cross-entropy-loss-fusion
-  --cross-entropy-fusion-impl te
+  --cross-entropy-fusion-impl native
   # communication overlap
   --overlap-grad-reduce
   --overlap-param-gather
