@@ -6,17 +6,20 @@ import dataclasses
 import json
 
 import pytest
+import yaml
 
-from advisor.cost import profile as profiles
 from advisor.cost.elementwise import elementwise
 from advisor.cost.profile import load_profile
+from advisor.fit.own_system import own_system
 from advisor.search.stages import even_split
 from advisor.spec.layout import Knobs, Layout, table
 from advisor.spec.load.model import load_model
 from advisor.spec.load.system import load_system, make_cluster
 from advisor.spec.precision import PRECISIONS
 from advisor.spec.workload import Workload
-from advisor.trial.measure import GEMMS, JOB, LAYERS, bubble_share, layer_bytes, make_profile, write_profile
+from advisor.trial.measure.card import card_profile
+from advisor.trial.measure.host import bubble_share, host_system, layer_bytes
+from advisor.trial.measure.run import CARD_JOB, GEMMS, HOST_JOB, LAYERS
 from tests.trial.layouts import write_model
 
 RATE, RAMPS, UNFUSED = 50e9, {"m": 40.0, "n": 20.0, "k": 10.0}, 7.0
@@ -32,10 +35,10 @@ def synthetic(ranks: int = 2) -> dict:
     def message_s(n_bytes):
         return 1e-4 + n_bytes / 1e9
 
-    sizes = JOB["collective_bytes"]
+    sizes = HOST_JOB["collective_bytes"]
     ops = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
     return {
-        "ranks": ranks, "threads": 1, "cores": 2, "torch": "0", "memory_Bps": 4e9, "operation_s": 1e-5,
+        "device": "cpu", "ranks": ranks, "threads": 1, "cores": 2, "torch": "0", "memory_Bps": 4e9, "operation_s": 1e-5,
         "optimizer_s": 10e-9,
         "layer": [
             row | {"both_s": UNFUSED * layer_bytes(row) / 4e9}
@@ -47,7 +50,7 @@ def synthetic(ranks: int = 2) -> dict:
         ],
         "attention": [
             {"seq": seq, "dim": dim, "heads": 4, "s": 8 * seq**2 * dim / 10e9, "both_s": 3.5 * 8 * seq**2 * dim / 10e9}
-            for seq in JOB["attention_seq"] for dim in JOB["attention_dim"]
+            for seq in HOST_JOB["attention_seq"] for dim in HOST_JOB["attention_dim"]
         ],
         "collectives": [
             {"op": op, "ranks": n, "bytes": size, "s": message_s(size)}
@@ -59,18 +62,19 @@ def synthetic(ranks: int = 2) -> dict:
     }  # fmt: skip
 
 
+def write(folder, ranks=2, name="test-cpu"):
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(host_system(synthetic(ranks), name, MEMORY_BYTES)), encoding="utf-8")
+    return path
+
+
 @pytest.fixture
-def measured(tmp_path, monkeypatch):
-    found = make_profile(synthetic(), "test-cpu", MEMORY_BYTES)
-    paths = write_profile(found, tmp_path)
-    monkeypatch.setenv("ADVISOR_PROFILES", str(tmp_path / "profiles"))
-    profiles.forget()
-    yield paths
-    profiles.forget()
+def measured(tmp_path):
+    return write(tmp_path)
 
 
 def test_the_system_is_one_node_of_ranks(measured):
-    system = load_system(str(measured["system"]))
+    system = load_system(str(measured))
     assert (system.gpus_per_node, system.nvlink_domain, system.gpu.name) == (2, 2, "test-cpu")
     cluster = make_cluster(system, 2)
     assert cluster.usable_bytes == pytest.approx(MEMORY_BYTES / 2)
@@ -78,7 +82,7 @@ def test_the_system_is_one_node_of_ranks(measured):
 
 
 def test_rates_and_ramps_come_back(measured):
-    profile = load_profile(load_system(str(measured["system"])).gpu)
+    profile = load_profile(load_system(str(measured)).gpu)
     assert profile.gemm_flops(PRECISIONS["fp32"]) == pytest.approx(RATE)
     assert profile.gemm_flops(PRECISIONS["bf16"]) == pytest.approx(2 * RATE)
     assert profile.gemm["bf16"].kind == "measured"
@@ -97,14 +101,14 @@ def test_ramps_below_zero_are_held_at_zero():
     bench = synthetic()
     for row in bench["gemm"]:
         row["s"] = 2 * row["m"] * row["n"] * row["k"] / RATE * (1 - 5 / row["m"])
-    found = make_profile(bench, "x", MEMORY_BYTES).fitted
+    found = host_system(bench, "x", MEMORY_BYTES)["profile"]["fitted"]
     assert found["gemm_ramp_m"]["value"] == 0
     assert all(found[f"gemm_ramp_{axis}"]["value"] >= 0 for axis in "mnk")
 
 
 def test_memory_bound_work_takes_what_was_measured(measured, tmp_path):
     """The bytes of the benchmark are those that the cost functions count for a layer of its sizes."""
-    profile = load_profile(load_system(str(measured["system"])).gpu)
+    profile = load_profile(load_system(str(measured)).gpu)
     assert profile.value("unfused_factor") == pytest.approx(UNFUSED)
     assert profile.value("optimizer_bytes_per_param") / profile.memory_Bps == pytest.approx(10e-9)
     model = load_model(str(write_model(tmp_path, "dense")))
@@ -124,17 +128,15 @@ def test_waiting_stages_leave_their_cores_to_others(ranks, cores, share):
     assert bubble_share(ranks, cores) == pytest.approx(share)
 
 
-def test_one_rank_has_no_collectives_and_still_a_profile(tmp_path, monkeypatch):
-    paths = write_profile(make_profile(synthetic(1), "one-cpu", MEMORY_BYTES), tmp_path)
-    monkeypatch.setenv("ADVISOR_PROFILES", str(tmp_path / "profiles"))
-    profiles.forget()
-    assert load_profile(load_system(str(paths["system"])).gpu).memory_Bps == pytest.approx(4e9)
+def test_one_rank_has_no_collectives_and_still_a_profile(tmp_path):
+    path = write(tmp_path, 1, "one-cpu")
+    assert load_profile(load_system(str(path)).gpu).memory_Bps == pytest.approx(4e9)
 
 
 def test_a_plan_is_made_with_it(cli, tmp_path, measured):
     model = write_model(tmp_path, "dense")
     ran = cli(
-        "plan", "--model", str(model), "--gpus", "2", "--system", str(measured["system"]), "--precision", "fp32",
+        "plan", "--model", str(model), "--gpus", "2", "--system", str(measured), "--precision", "fp32",
         "--seq-len", "32", "--gbs", "8", "--format", "json",
     )  # fmt: skip
     assert ran.code == 0, ran.err
@@ -143,24 +145,105 @@ def test_a_plan_is_made_with_it(cli, tmp_path, measured):
     assert best["knobs"]["optimizer_offload"] == 0
 
 
+def card_bench(gain=1.0, bf16=780e12):
+    """Benchmarks of an H100: products at `bf16` (1/8 of it for fp32), memory at 0.84 of its bandwidth, x `gain`."""
+    profile = load_profile("h100")
+    m0, n0, k0 = (profile.value(f"gemm_ramp_{axis}") for axis in "mnk")
+    host = synthetic(8)
+    return host | {
+        "device": "NVIDIA H100 80GB HBM3", "memory_Bps": 0.84 * 3350e9 * gain, "operation_s": 12e-6,
+        "collectives": [row | {"s": row["s"] / 300} for row in host["collectives"]],
+        "attention": [row | {"s": row["s"] / 4e4, "both_s": row["both_s"] / 4e4} for row in host["attention"]],
+        "gemm": [
+            {"dtype": dtype, "m": m, "n": n, "k": k, "s": 2 * m * n * k * (1 + m0 / m + n0 / n + k0 / k) / rate / gain}
+            for dtype, rate in (("bf16", bf16), ("fp32", bf16 / 8)) for m, n, k in CARD_JOB["gemm"]
+        ],
+    }  # fmt: skip
+
+
+def test_what_cards_reach_alone_is_not_what_they_reach_in_training():
+    """Boost clocks and a memory of one's own are taken out again by the gains that the profile has for them."""
+    profile = load_profile("h100")
+    fitted, kernels = card_profile(card_bench(), "dgx-h100")
+    at_reference = 1 + sum(profile.value(f"gemm_ramp_{axis}") for axis in "mnk") / profile.value("gemm_reference_dim")
+    assert fitted["gemm_tflops"]["bf16"]["value"] == pytest.approx(
+        780 / at_reference / profile.value("alone_gemm_gain")
+    )
+    assert fitted["memory_share"]["value"] == pytest.approx(0.84 / profile.value("alone_memory_gain"), rel=1e-4)
+    assert fitted["host_dense_layer_s"]["value"] == pytest.approx(60 * 12e-6)
+    assert fitted["p2p_latency_s"]["value"] > 0
+    assert {one["kind"] for one in (*fitted["gemm_tflops"].values(), fitted["memory_share"])} == {"measured"}
+    assert set(kernels["collectives_us"]) == {"all_gather", "reduce_scatter", "all_reduce", "all_to_all"}
+    assert set(kernels["collectives_us"]["all_reduce"]) == {"2", "4", "8"}
+
+
+def test_a_value_beyond_its_bounds_is_held_there_and_says_so():
+    entry = card_profile(card_bench(bf16=3000e12), "dgx-h100")[0]["gemm_tflops"]["bf16"]
+    assert entry["value"] == entry["high"] == load_profile("h100").gemm["bf16"].high / 1e12
+    assert "the nearest bound is taken" in entry["source"]
+
+
+def test_faster_cards_make_a_faster_plan(cli, tmp_path):
+    steps = []
+    for gain in (0.8, 1.0):
+        path = tmp_path / f"mine-{gain}.yaml"
+        path.write_text(own_system("dgx-h100", *card_profile(card_bench(gain), "dgx-h100"), "measured"), "utf-8")
+        ran = cli(
+            "estimate", "--model", "llama3-8b", "--gpus", "8", "--tp", "2", "--system", str(path), "--format", "json"
+        )
+        assert ran.code == 0, ran.err
+        steps.append(json.loads(ran.out)["candidate"]["step"]["step_s"])
+    assert steps[1] < 0.95 * steps[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--device", "cuda"], 2, "--system"),
+        (["--system", "h100"], 2, "--device cuda"),
+        (["--device", "tpu"], 2, "tpu"),
+        (["--out", "data"], 2, "yaml"),
+        (["--ranks", "0"], 2, "0"),
+        (["--time", "soon"], 2, "soon"),
+    ],
+)
+def test_bad_input_is_one_error(cli, words, code, said):
+    ran = cli("measure", *words)
+    assert ran.code == code
+    assert said in ran.err
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.real
+def test_no_gpu_is_a_missing_environment(cli):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this host has a GPU")
+    ran = cli("measure", "--device", "cuda", "--system", "h100")
+    assert ran.code == 3
+    assert "GPU" in ran.err
+
+
 @pytest.mark.parametrize("name", ["../x", "", "a/b", "-x", "a" * 100])
 def test_a_name_is_no_path(cli, tmp_path, name):
-    ran = cli("measure", f"--name={name}", "--out", str(tmp_path / "data"))
+    ran = cli("measure", f"--name={name}", "--out", str(tmp_path / "x.yaml"))
     assert ran.code == 2
-    assert not (tmp_path / "data").exists()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.real
 def test_this_host_can_be_measured(cli, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("psutil")
-    ran = cli("measure", "--time", "0.002s", "--out", str(tmp_path / "data"), "--format", "json")
+    path = tmp_path / "host.yaml"
+    ran = cli("measure", "--time", "0.002s", "--out", str(path), "--format", "json")
     assert ran.code == 0, ran.err
     bench = json.loads(ran.out)["bench"]
-    assert bench["ranks"] == 2
+    assert (bench["ranks"], bench["device"]) == (2, "cpu")
     assert all(row["s"] > 0 for part in ("gemm", "attention", "collectives") for row in bench[part])
     assert {row["op"] for row in bench["collectives"]} >= {"all_gather", "all_to_all", "there_and_back"}
     assert bench["cores"] >= 1
-    system = load_system(str(tmp_path / "data" / "presets" / "systems" / "local-cpu.yaml"))
+    system = load_system(str(path))
     assert 1e9 < system.gpu.peak_flops("tf32") < 1e14
-    assert "ADVISOR_PROFILES" in ran.err
+    assert load_profile(system.gpu).gemm["tf32"].kind == "measured"
+    assert str(path) in ran.err

@@ -4,41 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from advisor.cli.document import Block, Column, Document, Facts, Line, Table
 from advisor.cli.figures import count, figure
-from advisor.trial.measure import Measured
 
 
-def measure_document(measured: Measured, paths: Mapping[str, Path], by_name: bool) -> Document:
-    """Rates for people, all that was measured for machines; `by_name` says that plans find the files by name."""
-    record = {
-        "schema_version": 1,
-        "name": measured.name,
-        "files": {what: str(path) for what, path in paths.items()},
-        "bench": measured.bench,
-    }
-    system = measured.name if by_name else str(paths["system"])
-    first = "" if by_name else f"ADVISOR_PROFILES={paths['kernels'].parents[1]} "
-    ranks = measured.bench["ranks"]
-    hint = f"next: {first}advisor plan --system {system} --gpus {ranks} --model ... --out plan.json"
-    rows = [{"what": "gemm", **row} for row in measured.bench["gemm"]]
-    return Document(tuple(_blocks(measured, paths)), record, rows, (hint,))
+def measure_document(bench: Mapping[str, Any], name: str, path: Path, by_name: bool) -> Document:
+    """Rates for people, all that was measured for machines; `by_name` says that plans find the file by name."""
+    record = {"schema_version": 1, "name": name, "file": str(path), "bench": bench}
+    system, ranks = name if by_name else str(path), bench["ranks"]
+    hint = f"next: advisor plan --system {system} --gpus {ranks} --model ... --out plan.json"
+    rows = [{"what": "gemm", **row} for row in bench["gemm"]]
+    return Document(tuple(_blocks(bench, name, path)), record, rows, (hint,))
 
 
-def _blocks(measured: Measured, paths: Mapping[str, Path]) -> Iterator[Block]:
-    bench, gpu = measured.bench, measured.system["gpu"]
-    yield Line(f"measure: {measured.name}, {bench['ranks']} ranks x {bench['threads']} threads", "heading")
-    peaks = gpu["peak_dense_tflops"]
+def _blocks(bench: Mapping[str, Any], name: str, path: Path) -> Iterator[Block]:
+    yield Line(f"measure: {name}, {bench['ranks']} ranks x {bench['threads']} threads on {bench['device']}", "heading")
+    messages = [row for row in bench["collectives"] if row["op"] == "there_and_back"]
+    longest = max(messages, key=lambda row: row["bytes"], default=None)
     yield Facts(
         "one rank, all at work",
         (
-            ("fp32 GEMM", f"{figure(1e3 * peaks['tf32'])} GFLOP/s", "of endless sizes"),
-            ("bf16 GEMM", f"{figure(1e3 * peaks['bf16'])} GFLOP/s", "of endless sizes"),
-            ("memory", f"{figure(gpu['hbm']['bandwidth_gbs'])} GB/s", "adding two vectors"),
-            ("message", f"{figure(gpu['nvlink']['uni_gbs'])} GB/s", "between two ranks"),
+            *((f"{dtype} GEMM", *_fastest(bench, dtype)) for dtype in ("fp32", "bf16")),
+            ("memory", f"{figure(bench['memory_Bps'] / 1e9)} GB/s", "adding two vectors"),
+            *(
+                ()
+                if longest is None
+                else (("message", f"{figure(2e-9 * longest['bytes'] / longest['s'])} GB/s", "between two ranks"),)
+            ),
             ("operation", f"{figure(1e6 * bench['operation_s'])} us", "forward and backward of almost nothing"),
-            ("memory size", f"{figure(gpu['hbm']['usable_gib_torch'])} GiB", "share of a rank"),
         ),
     )
     if bench["collectives"]:
@@ -48,4 +43,15 @@ def _blocks(measured: Measured, paths: Mapping[str, Path]) -> Iterator[Block]:
             for row in sorted(bench["collectives"], key=lambda row: (row["op"], row["ranks"], row["bytes"]))
         )
         yield Table("", columns, rows)
-    yield Facts("written", tuple((what, str(path), "") for what, path in paths.items()))
+    yield Facts("written", (("system", str(path), "with its own profile"),))
+
+
+def _fastest(bench: Mapping[str, Any], dtype: str) -> tuple[str, str]:
+    """The highest rate of a product, and its shape."""
+    rows = [row for row in bench["gemm"] if row["dtype"] == dtype]
+    best = max(rows, key=_rate)
+    return f"{figure(_rate(best) / 1e9)} GFLOP/s", f"{best['m']} x {best['n']} x {best['k']}"
+
+
+def _rate(row: Mapping[str, Any]) -> float:
+    return float(2 * row["m"] * row["n"] * row["k"] / row["s"])

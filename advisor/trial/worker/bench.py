@@ -1,8 +1,8 @@
-"""Micro-benchmarks of a CPU host, run by all ranks at once: `python -m advisor.trial.worker.bench JOB FOLDER`.
+"""Micro-benchmarks of a host, run by all ranks at once: `python -m advisor.trial.worker.bench JOB FOLDER`.
 
 All ranks work at the same time, as in training, so that rates are those of shared cores and shared memory; collectives
-run in all groups of a size at once, and products read operands that no cache holds. Rank 0 writes `bench.json`: seconds
-by shape, the median over repeats, of the slowest rank.
+run in all groups of a size at once, and products read operands that no cache holds. A rank is a share of the CPU on
+gloo, or a GPU on NCCL. Rank 0 writes `bench.json`: seconds by shape, the median over repeats, of the slowest rank.
 """
 
 from __future__ import annotations
@@ -38,18 +38,31 @@ def slowest(value: float) -> float:
     return float(found)
 
 
+def settle() -> None:
+    """Wait until the device has done what it was given; a CPU has."""
+    torch.get_device_module(torch.get_default_device()).synchronize()
+
+
+def calls() -> int:
+    """Calls between two looks at the clock: many on a GPU, where a single one would show its launch."""
+    return 1 if torch.get_default_device().type == "cpu" else 20
+
+
+def once(run: Callable[[], object]) -> float:
+    """Seconds of one call, over `calls` of them."""
+    settle()
+    begin = time.perf_counter()
+    for _ in range(calls()):
+        run()
+    settle()
+    return (time.perf_counter() - begin) / calls()
+
+
 def timed(run: Callable[[], object], seconds: float) -> float:
     """Median seconds of `run` on the slowest rank, over about `seconds` of repeats, as many on every rank."""
     run()
-    begin = time.perf_counter()
-    run()
-    repeats = max(LEAST_REPEATS, int(seconds / max(slowest(time.perf_counter() - begin), 1e-6)))
-    spent = []
-    for _ in range(min(repeats, 1000)):
-        begin = time.perf_counter()
-        run()
-        spent.append(time.perf_counter() - begin)
-    return slowest(statistics.median(spent))
+    repeats = max(LEAST_REPEATS, int(seconds / max(slowest(once(run) * calls()), 1e-6)))
+    return slowest(statistics.median(once(run) for _ in range(min(repeats, 1000))))
 
 
 def gemms(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -195,14 +208,8 @@ def collectives(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def timed_in(run: Callable[[], object], seconds: float, member: bool) -> float:
     """As `timed`, where ranks that are in no group wait."""
     dist.barrier()
-    spent = []
-    for attempt in range(LEAST_REPEATS + 1 + int(seconds / 0.01)):
-        begin = time.perf_counter()
-        if member:
-            run()
-        if attempt:
-            spent.append(time.perf_counter() - begin)
-    return slowest(statistics.median(spent) if member else 0.0)
+    spent = [once(run) if member else 0.0 for _ in range(LEAST_REPEATS + 1 + int(seconds / 0.01))]
+    return slowest(statistics.median(spent[1:]))
 
 
 def _calls(n_bytes: int, ranks: int, group: Any) -> dict[str, Callable[[], object]]:
@@ -230,13 +237,28 @@ def _there_and_back(tensor: torch.Tensor) -> None:
         dist.send(tensor, rank - 1)
 
 
+def open_device(run: dict[str, Any]) -> str:
+    """Make this rank's device the one that tensors are made on, and open the process group; the device's name."""
+    torch.set_num_threads(run["threads"])
+    if run["device"] == "cpu":
+        torch.set_default_device("cpu")
+        dist.init_process_group("gloo")
+        return "cpu"
+    card = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(card)
+    torch.set_default_device(card)
+    torch.set_float32_matmul_precision("high")
+    dist.init_process_group("nccl", device_id=card)
+    return torch.cuda.get_device_name(card)
+
+
 def main(job_file: str, folder: str) -> None:
     """Run all benchmarks of the job; rank 0 writes them down."""
     end_with(os.getppid())
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
-    torch.set_num_threads(job["run"]["threads"])
-    dist.init_process_group("gloo")
+    device = open_device(job["run"])
     found = {
+        "device": device,
         "ranks": dist.get_world_size(),
         "threads": torch.get_num_threads(),
         "cores": len(os.sched_getaffinity(0)),
