@@ -81,7 +81,7 @@ def _number(row: Mapping[str, str], name: str) -> int:
     return int(row[name]) if row[name] else 1
 
 
-def _layout_text(row: Mapping[str, str], model: Model, workload: Workload) -> str | list[list[str]] | None:
+def layout_text(row: Mapping[str, str], workload: Workload) -> str | list[list[str]] | None:
     """The recipe's pipeline layout without prediction modules that the workload does not train."""
     text = row["pipeline_layout"]
     if not text:
@@ -127,7 +127,7 @@ def recipe_choice(recipe: Recipe, model: Model, workload: Workload) -> Choice:
     """A recipe as layout and knobs for `model`; raises InputError when its pipeline layout is for other layers."""
     row = recipe.row
     fields: dict[str, Any] = {name: _number(row, name) for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "mbs")}
-    text = _layout_text(row, model, workload)
+    text = layout_text(row, workload)
     layout = make_layout(model, workload, recipe.gpus, recipe.gbs, fields | {"pipeline_layout": text})
     return Choice(layout, recipe_knobs(recipe, model))
 

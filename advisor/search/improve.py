@@ -196,7 +196,7 @@ class _Pricing:
         return (now.step.step_s / now.layout.gbs) / (one.step.step_s / one.layout.gbs) - 1
 
     def price(self, changes: Iterable[tuple[Turn, ...]], most: int | None = None) -> tuple[list[Improvement], int]:
-        """The legal ones of some changes (only the `most` fastest that fit, with a number), and how many are refused."""
+        """The legal ones of some changes (or only the `most` fastest that fit), and how many are refused."""
         groups: dict[tuple[Workload, int], list[tuple[tuple[Turn, ...], Request, Choice]]] = defaultdict(list)
         for change in changes:
             made = self._made(change)

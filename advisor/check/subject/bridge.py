@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -11,11 +12,10 @@ import yaml
 from advisor.check.reading import SECTIONS
 from advisor.check.recipes import model_name, performance, preset
 from advisor.check.subject.form import place
+from advisor.check.subject.vendor import vendor_row
 from advisor.errors import AdvisorError
 from advisor.rules.lint import Setup
 from advisor.rules.lint.setup import full_name
-from advisor.search.baseline import recipe_knobs, recipes
-from advisor.search.dials import knob_words
 from advisor.search.sources import Setting
 from advisor.spec.load.megatron import read_megatron_args
 from advisor.spec.load.megatron.arguments import by_dest
@@ -61,6 +61,7 @@ class Reader:
         self.recipe = str(fact.value) if fact is not None else None
         mode = setup.facts.get("mode")
         words = str(mode.value) if mode is not None else self.recipe or ""
+        self.row: Mapping[str, Any] = {}
         self.task = "peft" if "peft" in words or "lora" in words else "sft" if "sft" in words else "pretrain"
 
     def find(self, key: str) -> Setting | None:
@@ -70,6 +71,8 @@ class Reader:
         if key in setup.values:
             stated = setup.values[key]
             return Setting(stated.value, place(stated.file, stated.line))
+        if key in self.row:
+            return Setting(self.row[key], f"recipe {self.recipe}")
         if key in setup.base:
             return Setting(setup.base[key], f"recipe {self.recipe}")
         built = f"built.{key.split('.')[0]}" in setup.facts
@@ -84,9 +87,12 @@ class Reader:
         found = self.find(key)
         return otherwise if found is None or found.value is None else found.value
 
-    def origin(self, *keys: str) -> str:
-        """Where the first of the settings that is decided was found."""
-        return next((one.origin for one in map(self.find, keys) if one is not None), BRIDGE_DEFAULT)
+    def items(self, key: str) -> tuple[str, ...] | None:
+        """A list of words, however it is written; None where there is none."""
+        value = self.value(key)
+        if isinstance(value, str):
+            return tuple(part for part in re.split(r"[\s,\[\]'\"]+", value) if part)
+        return None if value is None else tuple(map(str, value))
 
 
 def settings(setup: Setup, model: str | None) -> tuple[dict[str, Setting], Model | None]:
@@ -105,17 +111,13 @@ def settings(setup: Setup, model: str | None) -> tuple[dict[str, Setting], Model
     trained = spelled if named is None else load_model(named)
     if trained is None:
         return found, None
-    found |= dict(_performance(reader, trained))
-    found |= {name: one for name, one in _all(reader) if name not in found or _stated(one)}
+    reader.row = vendor_row(reader.recipe, trained)
+    found |= dict(_all(reader))
     if not trained.is_moe:
         for name in EXPERTS:
             found.pop(name, None)
         found["etp"] = Setting(1, "no experts")
     return found, spelled
-
-
-def _stated(one: Setting) -> bool:
-    return not one.origin.startswith(("recipe ", "common ", BRIDGE_DEFAULT))
 
 
 def _all(reader: Reader) -> Iterator[tuple[str, Setting]]:
@@ -168,19 +170,6 @@ def provider_model(setup: Setup) -> Model | None:
     return read_megatron_args(mapping, name="bridge-config").model
 
 
-def _performance(reader: Reader, model: Model) -> Iterator[tuple[str, Setting]]:
-    """Precision and knobs of a performance recipe of the vendor, whose row states them all."""
-    row = next((one for one in recipes() if one.name == reader.recipe), None)
-    if row is None:
-        return
-    origin = f"recipe {row.name}"
-    for name, word in knob_words(recipe_knobs(row, model)).items():
-        yield name, Setting(",".join(word) or "none" if name == "recompute" else word, origin)
-    yield "precision", Setting(row.precision, origin)
-    yield "fp8_params", Setting(PRECISIONS[row.precision].quantised, origin)
-    yield "routing", Setting("balanced", origin, "performance recipes force balance")
-
-
 def _sizes(reader: Reader) -> Iterator[tuple[str, Setting]]:
     for name, short in SIZES.items():
         found = reader.find(short)
@@ -226,7 +215,8 @@ def _recompute(reader: Reader) -> Iterator[tuple[str, Setting]]:
     if found.value == "full":
         word = f"full-{reader.value('recompute_method', 'uniform')}:{reader.value('recompute_num_layers', 1)}"
     elif found.value == "selective":
-        word = ",".join(reader.setup.items("recompute_modules")) or "core_attn"
+        modules = reader.items("recompute_modules")
+        word = "core_attn" if modules is None else ",".join(modules) or "none"
     yield "recompute", Setting(word, found.origin)
 
 
@@ -283,7 +273,7 @@ def _states(reader: Reader) -> Iterator[tuple[str, Setting]]:
         yield "distributed_optimizer", Setting(bool(sharded.value), sharded.origin)
     graph = reader.find("cuda_graph_impl")
     if graph is not None:
-        scope = {*reader.setup.items("cuda_graph_scope"), *reader.setup.items("cuda_graph_modules")}
+        scope = {*(reader.items("cuda_graph_scope") or ()), *(reader.items("cuda_graph_modules") or ())}
         whole = graph.value == "local" and (not scope or bool(scope & {"full_iteration", "full"}))
         word = "full_iteration" if whole else GRAPHS.get(str(graph.value), "none")
         yield "cuda_graph", Setting(word if graph.value != "local" or whole else "scoped", graph.origin)

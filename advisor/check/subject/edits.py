@@ -19,7 +19,7 @@ from advisor.check.subject.form import Subject, place
 from advisor.configure.job import Job
 from advisor.configure.overlap import resolve
 from advisor.configure.resolved import asked_of
-from advisor.export.bridge_values import precision, sections
+from advisor.export.bridge_values import SPLIT_FIELDS, precision, sections
 from advisor.export.megatron import setting_groups
 from advisor.export.subject import Subject as Export
 from advisor.export.subject import plain_split
@@ -63,6 +63,8 @@ FASTER_FIELDS = {
     "grad_accumulation_fused": ("model.gradient_accumulation_fusion", True),
     "grouped_gemm": ("model.moe_grouped_gemm", True),
 }
+LAYOUT = "model.pipeline_model_parallel_layout"
+PIPELINE = frozenset({SHORT["pp"], SHORT["vpp"], *(f"model.{field}" for field in SPLIT_FIELDS.values())})
 SKIPPED = ("checkpoints",)
 BATCHED = "model.batch_p2p_comm"
 
@@ -185,6 +187,9 @@ def _field_edits(subject: Subject, request: Request, choice: Choice) -> Iterator
     before = _fields(subject, subject.request, subject.asked)
     after = _fields(subject, request, choice)
     changed = [name for name in after if name not in before or _plain(before[name]) != _plain(after[name])]
+    if PIPELINE & {*changed} and "pipeline_layout" in subject.request.settings:
+        # A layout string, of the file or of its recipe, would go on deciding the stages.
+        changed += [key for key in (SHORT["pp"], SHORT["vpp"], LAYOUT) if key not in changed]
     etp = SHORT["etp"]
     follows = {SHORT["tp"], SHORT["ep"]} & {*changed}
     if follows and etp in after and etp not in changed and etp not in subject.reading.values:
