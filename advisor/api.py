@@ -10,10 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
+from advisor.errors import InputError
 from advisor.report.answers import Estimate, Explanation, Plan, Scaling
 from advisor.search.options import EstimateOptions, PlanOptions
+
+if TYPE_CHECKING:
+    from advisor.fit.references import Measured
+    from advisor.search.request import Request
+    from advisor.search.routing import Imbalance
+    from advisor.spec.plan import Candidate, Finding
 
 
 def plan(model: str | Path, gpus: int | Literal["auto"], **options: Unpack[PlanOptions]) -> Plan:
@@ -25,7 +32,7 @@ def plan(model: str | Path, gpus: int | Literal["auto"], **options: Unpack[PlanO
     """
     from advisor.search.plan import find_plan
 
-    anchor = options.pop("anchor", None)
+    anchor, reached = options.pop("anchor", None), options.pop("measured_tflops", None)
     found = find_plan(model, gpus, options)
     ranking = found.ranking
     answer = Plan(
@@ -41,28 +48,43 @@ def plan(model: str | Path, gpus: int | Literal["auto"], **options: Unpack[PlanO
         offers=found.offers,
         findings=found.findings,
     )
-    return _routed_plan(answer if anchor is None else _anchored_plan(answer, anchor))
+    answer = _routed_plan(answer if anchor is None else _anchored_plan(answer, anchor))
+    return replace(answer, measured=_measured(answer.request, answer.best, reached))
+
+
+def _measured(request: Request, candidate: Candidate | None, tflops: object) -> Measured | None:
+    """What a measured rate says; None where none is given."""
+    if tflops is None:
+        return None
+    from advisor.fit.references import measured
+    from advisor.search.values import real
+
+    return measured(request, candidate, real("measured_tflops", tflops, 1e-3, 1e6))
+
+
+def _routing(request: Request, candidate: Candidate | None) -> tuple[tuple[Finding, ...], Imbalance | None]:
+    from advisor.search.routing import assumption, imbalance
+
+    found = imbalance(request, candidate)
+    one = assumption(request, candidate) if found is None else found.finding()
+    return () if one is None else (one,), found
 
 
 def _routed_plan(answer: Plan) -> Plan:
-    """A plan with what router statistics have to say about its best layout."""
-    from advisor.search.routing import imbalance
-
-    found = imbalance(answer.request, answer.best)
-    if found is None or answer.best is None:
+    """A plan with what the routing of tokens, measured or assumed, means for its best layout."""
+    said, found = _routing(answer.request, answer.best)
+    if answer.best is None:
         return answer
-    best = replace(answer.best, findings=(*answer.best.findings, found.finding()))
+    best = replace(answer.best, findings=(*answer.best.findings, *said))
     return replace(answer, candidates=(best, *answer.candidates[1:]), imbalance=found)
 
 
 def _routed_estimate(answer: Estimate) -> Estimate:
-    """An estimate with what router statistics have to say about its layout."""
-    from advisor.search.routing import imbalance
-
-    found = imbalance(answer.request, answer.candidate)
-    if found is None or answer.candidate is None:
+    """An estimate with what the routing of tokens, measured or assumed, means for its layout."""
+    said, found = _routing(answer.request, answer.candidate)
+    if answer.candidate is None:
         return answer
-    findings = (*answer.findings, found.finding())
+    findings = (*answer.findings, *said)
     return replace(answer, candidate=replace(answer.candidate, findings=findings), findings=findings, imbalance=found)
 
 
@@ -93,6 +115,8 @@ def scale(
     """
     from advisor.search.scaling import scaling_curve
 
+    if options.pop("measured_tflops", None) is not None:
+        raise InputError("a measured rate is one of one number of GPUs", "plan with a single number of GPUs")
     request, points = scaling_curve(model, gpus, batch_rule, options)
     return Scaling(request, batch_rule, points)
 
@@ -111,15 +135,16 @@ def estimate(
     """
     from advisor.search.single import judge, single_request
 
-    anchor = options.pop("anchor", None)
+    anchor, reached = options.pop("anchor", None), options.pop("measured_tflops", None)
     request, choice = single_request(model, gpus, megatron_args, options)
     answer = Estimate(request, *judge(request, choice))
-    if anchor is None or answer.candidate is None:
-        return _routed_estimate(answer)
-    from advisor.fit.anchor import anchored, read_anchors
+    if anchor is not None and answer.candidate is not None:
+        from advisor.fit.anchor import anchored, read_anchors
 
-    anchors = read_anchors([anchor] if isinstance(anchor, str) else list(anchor))
-    return _routed_estimate(replace(answer, candidate=anchored(request, answer.candidate, anchors)))
+        anchors = read_anchors([anchor] if isinstance(anchor, str) else list(anchor))
+        answer = replace(answer, candidate=anchored(request, answer.candidate, anchors))
+    answer = _routed_estimate(answer)
+    return replace(answer, measured=_measured(request, answer.candidate, reached))
 
 
 def why(model: str | Path, gpus: int, **options: Unpack[EstimateOptions]) -> Explanation:

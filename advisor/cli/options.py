@@ -176,9 +176,13 @@ def job_options(several_counts: bool) -> list[Decorator[Any]]:
 
 
 def anchor_options() -> list[Decorator[Any]]:
-    """Measured runs that correct a prediction."""
+    """Measured runs that correct a prediction, and a measured rate to set beside it."""
     words = "Measured runs that correct predictions of their model, GPU and precision (form: advisor validate --help)."
-    return [option("--anchor", section="Prediction", type=Text("RUNS.csv"), help=words)]
+    return [
+        option("--anchor", section="Prediction", type=Text("RUNS.csv"), help=words),
+        text("measured-tflops", "X", "Prediction", "TFLOP/s per GPU that a run reached: its utilisation, and what was"
+             " predicted and published."),
+    ]  # fmt: skip
 
 
 def placement_options() -> list[Decorator[Any]]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
+    from advisor.fit.references import Measured
     from advisor.search.routing import Imbalance
 
 Verdict = Literal["fits", "oom", "illegal"]
@@ -27,7 +28,8 @@ class Plan:
     others by rule id (`memory-<term>` names the term that broke the budget). `baseline` is the vendor's recipe
     `baseline_name` where one is published. `pareto` holds the layouts that no other beats in both time and memory,
     `families` the best layout of each kind of parallelism, `offers` what knobs outside the default search would bring,
-    `findings` the rules that the job breaks whatever its layout, `imbalance` what router statistics cost the best one.
+    `findings` the rules that the job breaks whatever its layout, `imbalance` what router statistics cost the best one,
+    `measured` what a rate that somebody reached says beside it.
     """
 
     request: Request
@@ -42,6 +44,7 @@ class Plan:
     offers: tuple[Offer, ...] = ()
     findings: tuple[Finding, ...] = ()
     imbalance: Imbalance | None = None
+    measured: Measured | None = None
 
     @property
     def best(self) -> Candidate | None:
@@ -74,7 +77,8 @@ class Plan:
 class Estimate:
     """What one layout needs: verdict "fits", "oom" or "illegal"; `candidate` is None only when it is illegal.
 
-    `imbalance` is what router statistics cost it, None without them.
+    `imbalance` is what router statistics cost it, `measured` what a rate that somebody reached says beside it; None
+    where neither is given.
     """
 
     request: Request
@@ -82,6 +86,7 @@ class Estimate:
     candidate: Candidate | None
     findings: tuple[Finding, ...]
     imbalance: Imbalance | None = None
+    measured: Measured | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form, as in presets/schemas/estimate.schema.json: sizes in GiB, times in seconds, null never NaN."""

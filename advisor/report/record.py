@@ -16,6 +16,7 @@ from advisor.spec.plan import Candidate, Dial, Finding, MemoryEstimate, Offer, R
 from advisor.units import gib
 
 if TYPE_CHECKING:
+    from advisor.fit.references import Measured
     from advisor.report.answers import Estimate, Explanation, Plan, Scaling
     from advisor.search.routing import Imbalance
 
@@ -169,6 +170,28 @@ def imbalance_record(found: Imbalance | None) -> dict[str, Any] | None:
     }
 
 
+def measured_record(found: Measured | None) -> dict[str, Any] | None:
+    """JSON form of a measured rate beside the dense peak and public figures."""
+    if found is None:
+        return None
+    return {
+        "tflops_per_gpu": number(found.tflops),
+        "mfu": number(found.mfu),
+        "dense_peak_tflops": number(found.peak_tflops),
+        "published": [
+            {
+                "tflops_per_gpu": number(one.tflops),
+                "software": one.software,
+                "precision": one.precision,
+                "gpus": one.gpus,
+                "source": one.source,
+            }
+            for one in found.published
+        ],
+        "findings": [finding_record(finding) for finding in found.findings],
+    }
+
+
 def plan_record(plan: Plan) -> dict[str, Any]:
     """JSON form of a plan, as in presets/schemas/plan.schema.json."""
     return {
@@ -184,6 +207,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         "families": [candidate_record(candidate) for candidate in plan.families],
         "offers": [_offer(offer) for offer in plan.offers],
         "router": imbalance_record(plan.imbalance),
+        "measured": measured_record(plan.measured),
     }
 
 
@@ -196,6 +220,7 @@ def estimate_record(estimate: Estimate) -> dict[str, Any]:
         "candidate": candidate_record(estimate.candidate),
         "findings": [finding_record(finding) for finding in estimate.findings],
         "router": imbalance_record(estimate.imbalance),
+        "measured": measured_record(estimate.measured),
     }
 
 

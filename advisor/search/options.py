@@ -14,8 +14,9 @@ class SharedOptions(TypedDict, total=False):
 
     `system` is a system preset, a GPU alias or a YAML file; `headroom` is "8%", "4GiB" or a fraction below 1;
     `router_stats` is a file of tokens per expert and layer (see advisor.spec.load.router); `anchor` names files of
-    measured runs that correct predictions (see advisor.fit.anchor); `gbs` sequences per step; `given_by` the origin
-    shown for these keywords ("argument", "flag").
+    measured runs that correct predictions (see advisor.fit.anchor); `measured_tflops` what such a job reached, to be
+    set beside predicted and published rates; `gbs` sequences per step; `given_by` the origin shown for these keywords
+    ("argument", "flag").
     """
 
     system: str | None
@@ -39,6 +40,7 @@ class SharedOptions(TypedDict, total=False):
     oversubscription: float | None
     usable_gib: float | None
     anchor: str | Sequence[str] | None
+    measured_tflops: float | None
     given_by: str
 
 

@@ -16,6 +16,8 @@ from advisor.spec.plan import Candidate, Finding
 from advisor.spec.router import RouterStats, shares
 
 CAPACITIES = (1.0, 1.25, 1.5, 2.0)
+ASSUMED_SKEW = 1.3
+"""Tokens on the hottest rank over the mean, where real routing is to be imagined without statistics (assumed)."""
 WORTH, MOST_DROPPED = 0.005, 0.1
 """A change is proposed if it gains as much, and drops at most so many token copies."""
 
@@ -110,6 +112,38 @@ def imbalance(request: Request, candidate: Candidate | None) -> Imbalance | None
         extra_bytes=own.device_bytes - balanced.device_bytes,
         changes=(*_other_ep(request, candidate, own), *_capacities(request, candidate, own)),
     )
+
+
+def assumption(request: Request, candidate: Candidate | None) -> Finding | None:
+    """Which routing a layout with expert parallelism is priced for, and what another would cost.
+
+    None with router statistics, without expert parallelism, and outside of training.
+    """
+    workload = request.workload
+    if candidate is None or candidate.step is None or workload.router is not None:
+        return None
+    if not request.model.is_moe or candidate.layout.ep == 1:
+        return None
+    pairs = [(candidate.layout, candidate.knobs)]
+    (own,) = price(request, pairs)
+    others = {
+        "balanced": dataclasses.replace(workload, routing="balanced", router_skew=1.0, capacity_factor=None),
+        "dropless": dataclasses.replace(workload, routing="dropless", router_skew=ASSUMED_SKEW, capacity_factor=None),
+        "token-drop": dataclasses.replace(workload, routing="token-drop", capacity_factor=1.0),
+    }
+    said = []
+    for name, other in others.items():
+        (then,) = price(request.replaced(workload=other), pairs)
+        if name != workload.routing and then.step_s and own.step_s:
+            skew = f" at {ASSUMED_SKEW:g} x the mean on the hottest rank" if name == "dropless" else ""
+            said.append(f"{name}{skew} {then.step_s / own.step_s - 1:+.1%}")
+    return Finding(
+        "routing-assumed", "info",
+        f"{workload.routing} routing is assumed, {workload.router_skew:g} x the mean on the hottest rank; a step would"
+        f" change with {', '.join(said)}. Public runs force balance. Ranks with more tokens, like a straggler, let"
+        " all others wait in all-gathers and reduce-scatters: compare compute per rank before blaming the network",
+        "--router-stats FILE for measured routing; advisor trace for compute per rank",
+    )  # fmt: skip
 
 
 def _hottest(request: Request, ep: int) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from advisor.cli.document import Block, Column, Document, Line, Style, Table
 from advisor.cli.figures import NONE, count, figure
 from advisor.cli.pages import command_lines
+from advisor.cli.pages.measured import measured_blocks
 from advisor.cli.pages.parts import (
     SEARCH_SETTINGS,
     candidate_table,
@@ -66,6 +67,7 @@ def _blocks(estimate: Estimate, verbose: bool) -> Iterator[Block]:
             yield step_bars(found.step)
             yield experience_line(request)
     yield from routing_blocks(estimate.imbalance)
+    yield from measured_blocks(estimate.measured)
     yield from findings_table(estimate.findings)
     if found is not None:
         yield kinds_line(found)

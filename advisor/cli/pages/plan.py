@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from advisor.cli.document import Block, Column, Document, Line, Table
 from advisor.cli.figures import NONE, count, figure, gain
 from advisor.cli.pages import command_lines
+from advisor.cli.pages.measured import measured_blocks
 from advisor.cli.pages.parts import (
     candidate_table,
     experience_line,
@@ -72,6 +73,7 @@ def _blocks(plan: Plan, verbose: bool) -> Iterator[Block]:
         yield candidate_table("best of each family", [(count(one.rank), one) for one in plan.families])
     yield experience_line(request)
     yield from routing_blocks(plan.imbalance)
+    yield from measured_blocks(plan.measured)
     yield from findings_table(best.findings)
     yield from _offers(plan)
     yield kinds_line(best)
