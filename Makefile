@@ -14,16 +14,18 @@ PLAN_ENV := .venv-plan
 ENV := .venv
 NVRX_ENV := .venv-nvrx
 BRIDGE_ENV := .venv-bridge
+BRIDGE06_ENV := .venv-bridge06
+PYTHON312 := $(shell python3.12 -c 'import sys; print(sys.executable)' 2>/dev/null)
 BIN := $(ENV)/bin
 PIP := -m pip install -qq --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --disable-warnings
 NOT_USUAL := not slow and not gpu and not bench
 
 .DEFAULT_GOAL := help
-.PHONY: help plan test lint types imports test-unit test-real test-full slurm-deps nvrx-deps test-bridge bench docs format calibrate clean
+.PHONY: help plan test lint types imports test-unit test-real test-full slurm-deps nvrx-deps test-bridge test-bridge06 bench docs format calibrate clean
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
 $(PLAN_ENV)/.ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
@@ -77,6 +79,21 @@ $(BRIDGE_ENV)/.ready: $(ENV)/.ready tests/real/bridge-requirements.txt
 test-bridge: $(BRIDGE_ENV)/.ready ## exports and overlap against the installed megatron-bridge
 	OMP_NUM_THREADS=1 $(BRIDGE_ENV)/bin/python -m pytest -n $(WORKERS) -m bridge tests/real
 
+# Bridge 0.6 wants Python 3.12, for which torch comes with CUDA only: 6 GB, and not part of CI.
+$(BRIDGE06_ENV)/.ready: pyproject.toml tests/real/bridge06-requirements.txt
+	$(PYTHON312) -m venv $(BRIDGE06_ENV)
+	$(BRIDGE06_ENV)/bin/python $(PIP) torch==2.13.0 megatron-core==0.19.2
+	$(BRIDGE06_ENV)/bin/python $(PIP) --no-deps --requirement tests/real/bridge06-requirements.txt
+	$(BRIDGE06_ENV)/bin/python $(PIP) --editable . pytest pytest-timeout pytest-xdist hypothesis jsonschema
+	@touch $@
+
+test-bridge06: $(if $(PYTHON312),$(BRIDGE06_ENV)/.ready) ## test-bridge with megatron-bridge 0.6, where Python 3.12 is
+ifeq ($(PYTHON312),)
+	@echo "skipped: megatron-bridge 0.6 needs Python 3.12, and there is no python3.12 here"
+else
+	OMP_NUM_THREADS=1 $(BRIDGE06_ENV)/bin/python -m pytest -n $(WORKERS) -m bridge tests/real
+endif
+
 bench: $(ENV)/.ready ## speed as ratios
 	$(PYTEST) -s -m bench
 
@@ -102,4 +119,4 @@ calibrate: $(ENV)/.ready ## fit the coefficients to the published runs anew (min
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m advisor.fit.refit
 
 clean: ## remove environments, caches and builds
-	rm -rf $(PLAN_ENV) $(ENV) $(NVRX_ENV) $(BRIDGE_ENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(PLAN_ENV) $(ENV) $(NVRX_ENV) $(BRIDGE_ENV) $(BRIDGE06_ENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

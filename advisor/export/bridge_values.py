@@ -1,4 +1,7 @@
-"""A layout as values of Megatron-Bridge's ConfigContainer, by dotted name: what snippet, overrides and YAML share."""
+"""A layout as values of Megatron-Bridge's ConfigContainer, by dotted name: what snippet, overrides and YAML share.
+
+A value is given where it is Megatron's default too: Bridge's recipes set many of them to something else.
+"""
 
 from __future__ import annotations
 
@@ -94,8 +97,7 @@ def _parallel(subject: Subject) -> Iterator[Value]:
     if layout.pp > 1:
         yield "model.pipeline_dtype", dtype("fp32" if job.workload.precision.param_bytes == 4 else _base(subject))
     yield "model.context_parallel_size", layout.cp
-    if layout.cp > 1:
-        yield "model.cp_comm_type", CP_WORDS[subject.knobs.cp_comm]
+    yield "model.cp_comm_type", CP_WORDS[subject.knobs.cp_comm] if layout.cp > 1 else None
     for one in subject.overlap.fields:
         if one.name == "hierarchical_context_parallel_sizes":
             yield one.path, one.effective
@@ -116,6 +118,9 @@ def _batch(subject: Subject) -> Iterator[Value]:
     yield "model.seq_length", subject.job.workload.seq_len
     length = preset("versions.yaml")["bridge"][subject.version]["dataset_length"]
     yield f"dataset.{length}", subject.job.workload.seq_len
+    # Hybrid models say it in their layer pattern.
+    if not subject.model.is_hybrid:
+        yield "model.mtp_num_layers", subject.job.workload.mtp_depth or None
 
 
 def _experts(subject: Subject) -> Iterator[Value]:
@@ -124,11 +129,8 @@ def _experts(subject: Subject) -> Iterator[Value]:
     for name in ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_shared_expert_overlap"):
         yield f"model.{name}", subject.overlap.field(f"model.{name}").effective
     workload = subject.job.workload
-    if workload.capacity_factor is not None:
-        yield "model.moe_expert_capacity_factor", workload.capacity_factor
-        yield "model.moe_pad_expert_input_to_capacity", workload.pad_to_capacity
-    if workload.mtp_depth:
-        yield "model.mtp_num_layers", workload.mtp_depth
+    yield "model.moe_expert_capacity_factor", workload.capacity_factor
+    yield "model.moe_pad_expert_input_to_capacity", workload.capacity_factor is not None and workload.pad_to_capacity
 
 
 def _memory(subject: Subject) -> Iterator[Value]:
@@ -143,6 +145,9 @@ def _memory(subject: Subject) -> Iterator[Value]:
     for one in subject.overlap.fields:
         if one.name.startswith(beside):
             yield one.path, list(one.effective) if isinstance(one.effective, tuple) else one.effective
+    retired = preset("versions.yaml")["bridge"][subject.version]["retired_graph_field"]
+    if retired is not None:
+        yield f"model.{retired}", None
 
 
 def _optimizer(subject: Subject) -> Iterator[Value]:
@@ -158,19 +163,18 @@ def _optimizer(subject: Subject) -> Iterator[Value]:
         yield "dist.use_megatron_fsdp", True
         yield "ddp.data_parallel_sharding_strategy", knobs.fsdp.name
         yield "model.gradient_accumulation_fusion", False
-    if subject.job.workload.optimizer != "adam":
-        name = subject.job.workload.optimizer
-        yield "optimizer.optimizer", "dist_muon" if name == "muon" else name
-    if knobs.optimizer_instances > 1:
-        yield "ddp.num_distributed_optimizer_instances", knobs.optimizer_instances
+    name = subject.job.workload.optimizer
+    yield "optimizer.optimizer", "dist_muon" if name == "muon" else name
+    yield "ddp.num_distributed_optimizer_instances", knobs.optimizer_instances
     low = knobs.moment_dtype != "fp32" or knobs.main_param_dtype != "fp32"
-    yield "optimizer.use_precision_aware_optimizer", bool(low or knobs.optimizer_offload)
-    if low:
-        yield "optimizer.exp_avg_dtype", dtype(knobs.moment_dtype)
-        yield "optimizer.exp_avg_sq_dtype", dtype(knobs.moment_dtype)
-        yield "optimizer.main_params_dtype", dtype(knobs.main_param_dtype)
+    aware = bool(low or knobs.optimizer_offload)
+    yield "optimizer.use_precision_aware_optimizer", aware
+    yield "optimizer.main_grads_dtype", dtype(knobs.grad_dtype if low else "fp32")
+    yield "optimizer.main_params_dtype", dtype(knobs.main_param_dtype)
+    yield "optimizer.exp_avg_dtype", dtype(knobs.moment_dtype)
+    yield "optimizer.exp_avg_sq_dtype", dtype(knobs.moment_dtype)
+    yield "optimizer.optimizer_cpu_offload", bool(knobs.optimizer_offload)
     if knobs.optimizer_offload:
-        yield "optimizer.optimizer_cpu_offload", True
         yield "optimizer.optimizer_offload_fraction", knobs.optimizer_offload
         yield "optimizer.overlap_cpu_optimizer_d2h_h2d", True
 

@@ -6,37 +6,51 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from advisor.configure.job import preset
 from advisor.export.bridge import user_buffers
 from advisor.export.bridge_values import comm_overlap, precision, sections
 from advisor.export.subject import Subject, recipe
 from advisor.export.words import fill, hydra
 
 OVERLAP = "megatron.bridge.training.comm_overlap"
+PRECISION = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 
 
 def overrides(subject: Subject) -> list[tuple[str, list[str]]]:
     """Overrides in titled groups, each `key=value`.
 
-    A recipe's mixed precision may be a name or an object; a name replaces either, fields of it need the object, so a
-    change of a field comes as fields alone. `comm_overlap` is built whole (`_target_`), since a recipe may have none.
+    Precision and overlap are objects that a recipe may hold under a name, in full or not at all. They are cleared and
+    built whole (`_target_`): merged into the recipe's own, its user buffers and its precision would shine through.
     """
     groups = [(title, [f"{name}={hydra(value)}" for name, value in values]) for title, values in sections(subject)]
-    name, changed = precision(subject)
-    words = [f"mixed_precision.{field}={hydra(value)}" for field, value in changed] or [
-        f"mixed_precision={hydra(name)}"
-    ]
-    groups.append(("precision", words))
-    groups.append(("communication overlap", [f"++comm_overlap={hydra(overlap_object(subject))}"]))
+    for title, key, value in (
+        ("precision", "mixed_precision", precision_object(subject)),
+        ("communication overlap", "comm_overlap", overlap_object(subject)),
+    ):
+        groups.append((title, [f"++{key}=null", f"++{key}={hydra(value)}"]))
     return groups
+
+
+def precision_object(subject: Subject) -> str | dict[str, Any] | None:
+    """Mixed precision by the name of Bridge's recipe; where a field of it is changed, the object it stands for."""
+    name, changed = precision(subject)
+    if name is None or not changed:
+        return name
+    table = preset("versions.yaml")["precision_fields"]
+    values = {**table["defaults"], **table[name], **dict(changed)}
+    for field in ("params_dtype", "pipeline_dtype"):
+        values[field] = {"_target_": f"torch.{values[field]}", "_call_": False}
+    return {"_target_": PRECISION, **values}
 
 
 def overlap_object(subject: Subject) -> dict[str, Any]:
     """CommOverlapConfig as the mapping that Bridge instantiates (`_target_`), user buffers written out."""
-    found: dict[str, Any] = {"_target_": f"{OVERLAP}.CommOverlapConfig", **comm_overlap(subject)}
-    buffers = user_buffers(subject)
-    if buffers is not None:
-        found["tp_comm_overlap_cfg"] = dict(_buffers(subject))
-    return found
+    buffers = dict(_buffers(subject)) if user_buffers(subject) is not None else None
+    return {
+        "_target_": f"{OVERLAP}.CommOverlapConfig",
+        **comm_overlap(subject),
+        "tp_comm_overlap_cfg": buffers,
+    }
 
 
 def _buffers(subject: Subject) -> Iterator[tuple[str, Any]]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from advisor.export.bridge_values import precision, sections
-from advisor.export.overrides import overlap_object
+from advisor.export.bridge_values import sections
+from advisor.export.overrides import overlap_object, precision_object
 from advisor.export.subject import Subject
 from advisor.export.words import comment, plain
 
@@ -19,12 +19,15 @@ def yaml_text(subject: Subject) -> dict[str, str]:
         for path, value in values:
             section, _, name = path.partition(".")
             tree.setdefault(section, {})[name] = plain(value)
-    recipe, changed = precision(subject)
-    tree["mixed_precision"] = {field: plain(value) for field, value in changed} if changed else recipe
+    tree["mixed_precision"] = plain(precision_object(subject))
     tree["comm_overlap"] = plain(overlap_object(subject))
-    head = [
-        comment(subject.title),
-        f"Megatron-Bridge {subject.version}; from {comment(subject.origin)}",
+    head = [comment(subject.title), f"Megatron-Bridge {subject.version}; from {comment(subject.origin)}"]
+    if tree["comm_overlap"]["tp_comm_overlap_cfg"] is not None:
+        # A mapping would be merged into the user buffers of the recipe, GEMM by GEMM; a reference replaces them.
+        tree["user_buffers"] = tree["comm_overlap"]["tp_comm_overlap_cfg"]
+        tree["comm_overlap"]["tp_comm_overlap_cfg"] = "${user_buffers}"
+        head.append("user_buffers is no section of Bridge, which says that it skips it: comm_overlap refers to it")
+    head += [
         "environment of every rank:",
         *(f"  {one.name}={one.value}" for one in subject.environment),
     ]

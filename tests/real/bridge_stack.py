@@ -9,6 +9,8 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import lru_cache
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
@@ -21,7 +23,7 @@ from advisor.configure.resolved import Field
 from advisor.export.bridge import provider_arguments
 from advisor.export.model_fields import Facts
 from advisor.export.subject import Subject
-from tests.real import te_stub
+from tests.real import hub, te_stub
 
 REASON = "megatron.bridge is not installed: make test-bridge"
 # Importing one recipe imports all of them, those of vision models with their data loaders included.
@@ -41,6 +43,16 @@ def require_bridge() -> None:
     newer = () if VERSION == "0.3" else NOT_NEEDED_BY_NEWER
     te_stub.install(*te_stub.NAMES, *NOT_NEEDED, *newer)
     sys.modules.setdefault(TRITON_USER, MagicMock())
+    _presets_on_the_hub()
+
+
+@lru_cache(maxsize=1)
+def _presets_on_the_hub() -> None:
+    """What Bridge reads from the hub, from the model presets instead."""
+    cache = hub.use_offline_cache()
+    import megatron.bridge
+
+    hub.fill_cache(cache, Path(megatron.bridge.__path__[0]) / "recipes")
 
 
 def comm_overlap() -> ModuleType:
@@ -143,10 +155,11 @@ def container(subject: Subject, facts: Facts) -> Any:
 
 def held_by(cfg: Any, one: Field) -> Any:
     """What a container holds under the path of a field, in our words."""
-    value = getattr(getattr(cfg, one.section), one.name)
+    # Providers of hybrid models get their user buffers only from setup().
+    value = getattr(getattr(cfg, one.section), one.name, *([None] if one.name == "tp_comm_overlap_cfg" else []))
     if one.name == "tp_comm_overlap_cfg":
         return None if value is None else plain_gemms(value)
-    if one.name.startswith("cuda_graph_scope"):
+    if one.name.startswith(("cuda_graph_scope", "cuda_graph_modules")):
         return tuple(getattr(scope, "name", scope) for scope in value)
     return tuple(value) if isinstance(value, list) else value
 
@@ -169,6 +182,7 @@ def differing(overlap: Overlap, cfg: Any, skip: tuple[str, ...] = ()) -> dict[st
         dense = not overlap.job.model.is_moe and one.name in (
             "moe_token_dispatcher_type",
             "moe_flex_dispatcher_backend",
+            "moe_shared_expert_overlap",
         )
         if held != said and not dense:
             found[one.path] = (said, held)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 import shlex
 import subprocess
@@ -13,14 +14,16 @@ from typing import Any
 
 import pytest
 
+from advisor.api import estimate
 from advisor.configure.chosen import Chosen
 from advisor.configure.job import preset
 from advisor.configure.resolved import asked_of
-from advisor.export.bridge_values import sections
+from advisor.export.bridge_values import precision, sections
 from advisor.export.model_fields import Facts, model_facts, unsupported
 from advisor.export.subject import Subject, recipe, subject
 from advisor.export.targets import export
 from advisor.export.words import Code
+from advisor.spec.load.model import load_model
 from tests.export.plans import GOLDEN, golden_chosen, random_plans
 from tests.real.bridge_stack import VERSION, container, differing, held_by, on_gpus, require_bridge
 
@@ -65,21 +68,32 @@ def wrong_values(cfg: Any, made: Subject) -> dict[str, tuple[Any, Any]]:
     return found
 
 
+def wrong_precision(cfg: Any, made: Subject) -> dict[str, tuple[Any, Any]]:
+    """Fields of mixed precision that are not those of the recipe of the plan and its changes."""
+    name, changed = precision(made)
+    if name is None:
+        return {} if cfg.mixed_precision is None else {"mixed_precision": (None, cfg.mixed_precision)}
+    table = preset("versions.yaml")["precision_fields"]
+    said = table["defaults"] | table[name] | dict(changed)
+    held = {field: str(getattr(cfg.mixed_precision, field)).removeprefix("torch.") for field in said}
+    return {field: (value, held[field]) for field, value in said.items() if held[field] != str(value)}
+
+
 def check(cfg: Any, made: Subject) -> None:
     assert wrong_values(cfg, made) == {}
+    assert wrong_precision(cfg, made) == {}
     # The snippet asks for effective values, so what is asked and what holds are the same from here on.
     assert differing(made.overlap, cfg) == {}
     assert cfg.data_parallel_size == made.layout.dp
 
 
-def with_precision(cfg: Any, chosen: Chosen) -> Any:
-    """A recipe holds its precision as an object; fields of it can be overridden, those of a name cannot."""
-    from megatron.bridge.training.mixed_precision import get_mixed_precision_config
-
-    cfg.mixed_precision = get_mixed_precision_config(
-        preset("versions.yaml")["precisions"][chosen.workload.precision.name]
-    )
-    return cfg
+def start(chosen: Chosen, made: Subject) -> Any:
+    """What the exported text is applied to: Bridge's recipe of the model, a container of ours where it has none."""
+    own = recipe(chosen.model.name, VERSION)
+    if own is None:
+        return container(made, facts_of(chosen))
+    with on_gpus(made.job):
+        return getattr(importlib.import_module(own[0]), own[1])()
 
 
 def candidates(folder: Path) -> list[Chosen]:
@@ -96,10 +110,9 @@ def test_snippets_run_and_validate(chosen_ones: list[Chosen]) -> None:
     for chosen in chosen_ones:
         made = subject(chosen, "bridge", VERSION)
         module = run_snippet(export(chosen, "bridge", VERSION)["bridge_config.py"])
-        own = recipe(chosen.model.name, VERSION)
-        # Bridge's recipes read the model from the hub; the generic provider stands in for what they return.
-        cfg = container(made, facts_of(chosen)) if own else module.recipe()
-        check(settle(module.configure(cfg), made), made)
+        with on_gpus(made.job):
+            cfg = module.configure(module.recipe())
+        check(settle(cfg, made), made)
 
 
 def test_overrides_are_applied_to_a_real_container(chosen_ones: list[Chosen], tmp_path: Path) -> None:
@@ -111,7 +124,7 @@ def test_overrides_are_applied_to_a_real_container(chosen_ones: list[Chosen], tm
         path.write_text(export(chosen, "bridge-overrides", VERSION)["bridge_overrides.sh"], encoding="utf-8")
         script = f'source {shlex.quote(str(path))} && printf "%s\\0" "${{OVERRIDES[@]}}"'
         words = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True).stdout
-        cfg = with_precision(container(made, facts_of(chosen)), chosen)
+        cfg = start(chosen, made)
         applied = process_config_with_overrides(cfg, cli_overrides=words.split("\0")[:-1])
         check(settle(applied, made), made)
 
@@ -123,7 +136,7 @@ def test_yaml_is_merged_into_a_real_container(chosen_ones: list[Chosen], tmp_pat
         made = subject(chosen, "yaml", VERSION)
         path = tmp_path / "config.yaml"
         path.write_text(export(chosen, "yaml", VERSION)["bridge_config.yaml"], encoding="utf-8")
-        cfg = with_precision(container(made, facts_of(chosen)), chosen)
+        cfg = start(chosen, made)
         check(settle(process_config_with_overrides(cfg, config_filepath=str(path)), made), made)
 
 
@@ -145,9 +158,28 @@ def test_what_is_left_to_bridge_becomes_what_the_snippet_spells_out(chosen_ones:
         check(settle(cfg, made), made)
 
 
-def test_recipes_of_the_version_map_exist() -> None:
-    import importlib
+ROWS = preset("versions.yaml")["recipes"]
+RECIPES = [name for name, row in ROWS.items() if isinstance(row, dict) and VERSION in row["versions"]]
+# Recipes that read what the installed transformers do not know, or what no preset says.
+UNREADABLE = {"kimi-k2": "0.6", "deepseek-v4-flash": "0.6", "deepseek-v4-pro": "0.6"}
 
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_takes_a_plan(name: str) -> None:
+    """Whatever a recipe sets beside the layout leaves the exported configuration legal and effective."""
+    if UNREADABLE.get(name) == VERSION:
+        pytest.skip("its configuration cannot be read offline by the installed transformers")
+    answer = estimate(name, 64, ep=8 if load_model(name).is_moe else 1, tp=1, mbs=1, gbs=64, seq_len=2048)
+    assert answer.candidate is not None
+    chosen = Chosen(answer.request, answer.candidate, f"{name}.json", 1)
+    made = subject(chosen, "bridge", VERSION)
+    module = run_snippet(export(chosen, "bridge", VERSION)["bridge_config.py"])
+    with on_gpus(made.job):
+        cfg = module.configure(module.recipe())
+    check(settle(cfg, made), made)
+
+
+def test_recipes_of_the_version_map_exist() -> None:
     rows = preset("versions.yaml")["recipes"]
     for name, row in rows.items():
         if isinstance(row, dict):
@@ -159,11 +191,16 @@ def test_recipes_of_the_version_map_exist() -> None:
             assert has == (VERSION in row["versions"]), name
 
 
-def test_precisions_of_the_version_map_exist() -> None:
+def test_precisions_of_the_version_map_are_those_of_bridge() -> None:
     from megatron.bridge.training.mixed_precision import get_mixed_precision_config
 
-    names = {name for key, name in preset("versions.yaml")["precisions"].items() if name and key != "source"}
-    assert all(get_mixed_precision_config(name) for name in names)
+    table = preset("versions.yaml")["precision_fields"]
+    for key, name in preset("versions.yaml")["precisions"].items():
+        if name and key != "source":
+            real = get_mixed_precision_config(name)
+            said = table["defaults"] | table[name]
+            held = {field: str(getattr(real, field)).removeprefix("torch.") for field in said}
+            assert held == {field: str(value) for field, value in said.items()}, name
 
 
 def test_a_generated_buffer_configuration_is_taken(tmp_path: Path) -> None:

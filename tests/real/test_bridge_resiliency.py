@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,19 @@ from advisor.configure.chosen import Chosen, read_plan
 from advisor.configure.conflicts import Wishes
 from advisor.configure.resiliency import Resiliency, resiliency
 from advisor.export.model_fields import model_facts
-from advisor.export.resiliency import bridge_overrides, bridge_python
+from advisor.export.resiliency import CLASSES, bridge_overrides, bridge_python
 from advisor.export.subject import subject
 from tests.configure.plans import plan_file
-from tests.real.bridge_stack import container, on_gpus, require_bridge
+from tests.real.bridge_stack import VERSION, container, on_gpus, require_bridge
 
 require_bridge()
 pytestmark = pytest.mark.bridge
 WAYS = {
-    "fault tolerance": Wishes(target="0.3", checkpoint_dir="/ckpt/a b"),
-    "local": Wishes(target="0.3", local_dir="/nvme"),
-    "in process": Wishes(target="0.3", launcher="srun", in_process=True, spares=1),
-    "synchronous": Wishes(target="0.3", async_save=False, rerun="validate_results", detector="legacy"),
-    "no saves": Wishes(target="0.3", launcher="srun", checkpoint_dir=None, detector="none", preemption=False),
+    "fault tolerance": Wishes(target=VERSION, checkpoint_dir="/ckpt/a b"),
+    "local": Wishes(target=VERSION, local_dir="/nvme"),
+    "in process": Wishes(target=VERSION, launcher="srun", in_process=True, spares=1),
+    "synchronous": Wishes(target=VERSION, async_save=False, rerun="validate_results", detector="legacy"),
+    "no saves": Wishes(target=VERSION, launcher="srun", checkpoint_dir=None, detector="none", preemption=False),
 }
 
 
@@ -39,14 +40,14 @@ def settings(request: pytest.FixtureRequest, chosen: Chosen) -> Resiliency:
 
 def fresh(chosen: Chosen) -> Any:
     facts = model_facts(chosen.model, str(chosen.request.settings["model"].value))
-    return container(subject(chosen, "bridge", "0.3"), facts)
+    return container(subject(chosen, "bridge", VERSION), facts)
 
 
 def check(cfg: Any, settings: Resiliency) -> None:
     """The container holds every value, also after Bridge's own validation."""
     from megatron.bridge.training.config import runtime_config_update
 
-    job = subject(settings.chosen, "bridge", "0.3").job
+    job = subject(settings.chosen, "bridge", VERSION).job
     with on_gpus(job):
         runtime_config_update(cfg)
     for one in settings.values:
@@ -69,11 +70,23 @@ def test_the_overrides_make_a_valid_container(chosen: Chosen, settings: Resilien
 def test_what_we_refuse_is_not_refused_upstream(chosen: Chosen, tmp_path: Path) -> None:
     """Both detectors and in-process restart beside fault tolerance pass Bridge's validation: the refusals are ours."""
     from megatron.bridge.training import config
+    from megatron.bridge.training.config import runtime_config_update
 
     cfg = fresh(chosen)
     cfg.straggler = config.StragglerDetectionConfig(log_straggler=True)
     cfg.nvrx_straggler = config.NVRxStragglerDetectionConfig(enabled=True)
     cfg.ft = config.FaultToleranceConfig(enable_ft_package=True)
     cfg.inprocess_restart = config.InProcessRestartConfig(enabled=True)
-    with on_gpus(subject(chosen, "bridge", "0.3").job):
-        cfg.validate()
+    with on_gpus(subject(chosen, "bridge", VERSION).job):
+        runtime_config_update(cfg)
+
+
+def test_every_part_is_an_object_of_bridge(chosen: Chosen) -> None:
+    """What the ways above set, taken together, is every part that resiliency has in Bridge."""
+    parts = {one.path.partition(".")[0] for wishes in WAYS.values() for one in resiliency(chosen, wishes).values}
+    from megatron.bridge.training import config
+
+    assert parts >= {"ft", "nvrx_straggler", "straggler", "inprocess_restart", "rerun_state_machine", "checkpoint"}
+    for part, name in CLASSES.items():
+        assert part in {one.name for one in fields(config.ConfigContainer)}
+        assert is_dataclass(getattr(config, name))

@@ -24,6 +24,7 @@ def configure(cfg):
     cfg.model.account_for_loss_in_pipeline_split = False
     cfg.model.pipeline_dtype = torch.bfloat16
     cfg.model.context_parallel_size = 1
+    cfg.model.cp_comm_type = None
     cfg.model.expert_model_parallel_size = 64
     cfg.model.expert_tensor_parallel_size = 1
     # batch and sequence
@@ -31,11 +32,13 @@ def configure(cfg):
     cfg.train.global_batch_size = 8192
     cfg.model.seq_length = 4096
     cfg.dataset.seq_length = 4096
+    cfg.model.mtp_num_layers = 1
     # experts
     cfg.model.moe_token_dispatcher_type = "flex"
     cfg.model.moe_flex_dispatcher_backend = "hybridep"
     cfg.model.moe_shared_expert_overlap = False
-    cfg.model.mtp_num_layers = 1
+    cfg.model.moe_expert_capacity_factor = None
+    cfg.model.moe_pad_expert_input_to_capacity = False
     # recompute and CUDA graphs
     cfg.model.recompute_granularity = "selective"
     cfg.model.recompute_method = None
@@ -45,13 +48,18 @@ def configure(cfg):
     cfg.model.cuda_graph_modules = ["attn", "moe_router", "moe_preprocess"]
     cfg.model.use_te_rng_tracker = True
     cfg.rng.te_rng_tracker = True
+    cfg.model.cuda_graph_scope = None
     # data parallelism and optimizer
     cfg.ddp.use_distributed_optimizer = True
     cfg.optimizer.use_distributed_optimizer = True
+    cfg.optimizer.optimizer = "adam"
+    cfg.ddp.num_distributed_optimizer_instances = 1
     cfg.optimizer.use_precision_aware_optimizer = True
+    cfg.optimizer.main_grads_dtype = torch.float32
+    cfg.optimizer.main_params_dtype = torch.float32
     cfg.optimizer.exp_avg_dtype = torch.bfloat16
     cfg.optimizer.exp_avg_sq_dtype = torch.bfloat16
-    cfg.optimizer.main_params_dtype = torch.float32
+    cfg.optimizer.optimizer_cpu_offload = False
     # checkpoints
     cfg.checkpoint.ckpt_format = "torch_dist"
     cfg.checkpoint.fully_parallel_save = True

@@ -30,6 +30,7 @@ def configure(cfg):
     cfg.train.global_batch_size = 128
     cfg.model.seq_length = 8192
     cfg.dataset.sequence_length = 8192
+    cfg.model.mtp_num_layers = None
     # recompute and CUDA graphs
     cfg.model.recompute_granularity = "selective"
     cfg.model.recompute_method = None
@@ -39,7 +40,14 @@ def configure(cfg):
     # data parallelism and optimizer
     cfg.ddp.use_distributed_optimizer = True
     cfg.optimizer.use_distributed_optimizer = True
+    cfg.optimizer.optimizer = "adam"
+    cfg.ddp.num_distributed_optimizer_instances = 1
     cfg.optimizer.use_precision_aware_optimizer = False
+    cfg.optimizer.main_grads_dtype = torch.float32
+    cfg.optimizer.main_params_dtype = torch.float32
+    cfg.optimizer.exp_avg_dtype = torch.float32
+    cfg.optimizer.exp_avg_sq_dtype = torch.float32
+    cfg.optimizer.optimizer_cpu_offload = False
     # checkpoints
     cfg.checkpoint.ckpt_format = "torch_dist"
     cfg.checkpoint.fully_parallel_save = True

@@ -38,6 +38,7 @@ def configure(cfg):
     cfg.model.account_for_loss_in_pipeline_split = True
     cfg.model.pipeline_dtype = torch.bfloat16
     cfg.model.context_parallel_size = 1
+    cfg.model.cp_comm_type = None
     cfg.model.expert_model_parallel_size = 16
     cfg.model.expert_tensor_parallel_size = 1
     # batch and sequence
@@ -45,10 +46,13 @@ def configure(cfg):
     cfg.train.global_batch_size = 512
     cfg.model.seq_length = 4096
     cfg.dataset.sequence_length = 4096
+    cfg.model.mtp_num_layers = None
     # experts
     cfg.model.moe_token_dispatcher_type = "flex"
     cfg.model.moe_flex_dispatcher_backend = "hybridep"
     cfg.model.moe_shared_expert_overlap = False
+    cfg.model.moe_expert_capacity_factor = None
+    cfg.model.moe_pad_expert_input_to_capacity = False
     # recompute and CUDA graphs
     cfg.model.recompute_granularity = "selective"
     cfg.model.recompute_method = None
@@ -58,7 +62,13 @@ def configure(cfg):
     # data parallelism and optimizer
     cfg.ddp.use_distributed_optimizer = True
     cfg.optimizer.use_distributed_optimizer = True
+    cfg.optimizer.optimizer = "adam"
+    cfg.ddp.num_distributed_optimizer_instances = 1
     cfg.optimizer.use_precision_aware_optimizer = True
+    cfg.optimizer.main_grads_dtype = torch.float32
+    cfg.optimizer.main_params_dtype = torch.float32
+    cfg.optimizer.exp_avg_dtype = torch.float32
+    cfg.optimizer.exp_avg_sq_dtype = torch.float32
     cfg.optimizer.optimizer_cpu_offload = True
     cfg.optimizer.optimizer_offload_fraction = 1.0
     cfg.optimizer.overlap_cpu_optimizer_d2h_h2d = True

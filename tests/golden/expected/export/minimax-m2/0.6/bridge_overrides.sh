@@ -18,6 +18,7 @@ OVERRIDES=(
   model.account_for_loss_in_pipeline_split=true
   model.pipeline_dtype=torch.bfloat16
   model.context_parallel_size=1
+  model.cp_comm_type=null
   model.expert_model_parallel_size=16
   model.expert_tensor_parallel_size=1
   # batch and sequence
@@ -25,20 +26,30 @@ OVERRIDES=(
   train.global_batch_size=512
   model.seq_length=4096
   dataset.seq_length=4096
+  model.mtp_num_layers=null
   # experts
   model.moe_token_dispatcher_type=flex
   model.moe_flex_dispatcher_backend=hybridep
   model.moe_shared_expert_overlap=false
+  model.moe_expert_capacity_factor=null
+  model.moe_pad_expert_input_to_capacity=false
   # recompute and CUDA graphs
   model.recompute_granularity=selective
   model.recompute_method=null
   model.recompute_num_layers=null
   'model.recompute_modules=[moe_act]'
   model.cuda_graph_impl=none
+  model.cuda_graph_scope=null
   # data parallelism and optimizer
   ddp.use_distributed_optimizer=true
   optimizer.use_distributed_optimizer=true
+  optimizer.optimizer=adam
+  ddp.num_distributed_optimizer_instances=1
   optimizer.use_precision_aware_optimizer=true
+  optimizer.main_grads_dtype=torch.float32
+  optimizer.main_params_dtype=torch.float32
+  optimizer.exp_avg_dtype=torch.float32
+  optimizer.exp_avg_sq_dtype=torch.float32
   optimizer.optimizer_cpu_offload=true
   optimizer.optimizer_offload_fraction=1.0
   optimizer.overlap_cpu_optimizer_d2h_h2d=true
@@ -46,7 +57,9 @@ OVERRIDES=(
   checkpoint.ckpt_format=torch_dist
   checkpoint.fully_parallel_save=true
   # precision
-  mixed_precision=bf16_mixed
+  ++mixed_precision=null
+  ++mixed_precision=bf16_mixed
   # communication overlap
-  '++comm_overlap={_target_:megatron.bridge.training.comm_overlap.CommOverlapConfig,tp_comm_overlap:false,overlap_p2p_comm:true,batch_p2p_comm:false,overlap_grad_reduce:true,overlap_param_gather:true,align_param_gather:true,bucket_size:134217728,overlap_param_gather_with_optimizer_step:false,overlap_moe_expert_parallel_comm:true,delay_wgrad_compute:true,defer_embedding_wgrad_compute:false,wgrad_deferral_limit:-1}'
+  ++comm_overlap=null
+  '++comm_overlap={_target_:megatron.bridge.training.comm_overlap.CommOverlapConfig,tp_comm_overlap:false,overlap_p2p_comm:true,batch_p2p_comm:false,overlap_grad_reduce:true,overlap_param_gather:true,align_param_gather:true,bucket_size:134217728,overlap_param_gather_with_optimizer_step:false,overlap_moe_expert_parallel_comm:true,delay_wgrad_compute:true,defer_embedding_wgrad_compute:false,wgrad_deferral_limit:-1,tp_comm_overlap_cfg:null}'
 )
