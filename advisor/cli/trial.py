@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from advisor.cli import render
+from advisor.cli.ab import AB_OPTIONS, Asked, compare
 from advisor.cli.options import OUTPUT_OPTIONS, SectionCommand, option, with_options
 from advisor.cli.survival import PLAN_ARGUMENT, flag, valued
 from advisor.cli.trials import DRIVE_OPTIONS, Follower, drive_of, plan_path, require_stack, rules_of
@@ -21,6 +22,7 @@ OPTIONS = (
            metavar="N", help="Fewer layers and microbatches of the same shapes; the full layout is extrapolated."),
     valued("budget", "15m", "Trials", "Time for all trials together."),
     flag("resume", "Trials", "Skip trials that have a record in --out."),
+    *AB_OPTIONS,
     *DRIVE_OPTIONS,
     FORM,
     valued("out", "DIR", "Output", "Folder of the records.", default="trials", show_default=True),
@@ -33,13 +35,14 @@ OPTIONS = (
 @PLAN_ARGUMENT
 @with_options(OPTIONS)
 def command(
-    *, plan: str, top: int, proxy_layers: int | None, form: render.Format, out: str, dry_run: bool, quiet: bool,
-    verbose: bool, **options: Any,
+    *, plan: str, top: int, proxy_layers: int | None, ab: str | None, pairs: int, form: render.Format, out: str,
+    dry_run: bool, quiet: bool, verbose: bool, **options: Any,
 ) -> int:  # fmt: skip
     """Run the best layouts of a plan for some steps on the real stack.
 
     Every trial leaves a record with step times, memory, effective settings and the hidden communication, beside what
-    was predicted. Exit code 1: a trial failed, or its step time lies outside the predicted interval.
+    was predicted. With --ab the best layout is run with one overlap on and off in turn, and what it saves is compared.
+    Exit code 1: a trial failed, its step time lies outside the predicted interval, or an overlap is not confirmed.
     """
     from advisor.cli.pages.trial import dry_document, trial_document
     from advisor.trial.runner import run_trials
@@ -49,6 +52,8 @@ def command(
     output = render.Output(form, None, quiet, verbose)
     drive, rules = drive_of(options), rules_of(options)
     trials, left_out = read_trials(plan_path(plan), top, drive, proxy_layers)
+    if ab is not None:
+        return compare(Asked(ab, pairs, plan_path(out), dry_run), trials[0], drive, rules, output)
     if dry_run:
         render.show(dry_document(trials, left_out, rules, Path(out)), output)
         return EXIT_OK
