@@ -34,6 +34,7 @@ TWO = {
     "tp-ep": ("moe", {"tp": 2, "ep": 2, "dispatcher": "alltoall"}),
     "latent": ("latent", {"ep": 2, "dispatcher": "alltoall"}),
 }
+TRACED = {"tp-sp": {"tp"}, "tp-ep": {"tp", "ep", "edp"}, "dp": {"dp"}, "tp-pp-vpp": {"tp", "pp"}}
 FOUR = {
     "tp-pp-vpp": ("dense", {"tp": 2, "pp": 2, "vpp": 2}),
     "pp-ep": ("latent", {"pp": 2, "ep": 2, "dispatcher": "allgather"}),
@@ -44,7 +45,7 @@ def run_many(folder: Path, layouts: dict, ranks: int) -> dict[str, list[dict]]:
     """What every rank of every layout left, by layout."""
     jobs = {}
     for name, (model, options) in layouts.items():
-        drive = Drive("cpu", steps=2, warmup=1, profile_steps=1 if name == "tp-sp" else 0)
+        drive = Drive("cpu", steps=2, warmup=1, profile_steps=1 if name in TRACED else 0)
         (trial,), _ = read_trials(write_estimate(folder, model, ranks, **options), 1, drive, None)
         jobs[name] = trial.job
     jobs_file = folder / "jobs.json"
@@ -152,6 +153,19 @@ def test_traces_can_be_measured(two):
     assert all(rank.front_end == "gloo" and len(rank.steps) == 1 for rank in found.ranks)
     assert found.mean.communication_s > 0
     assert found.mean.compute_s > 0
+
+
+@pytest.mark.parametrize("name", list(TRACED))
+def test_kinds_of_communication_are_told_apart_without_a_gpu(two, four, name):
+    """Gloo's events name no group; the worker names it, by the threads that work for it."""
+    folder, ranks = (four[0], 4) if name in FOUR else (two[0], 2)
+    found = analyse([folder / name / "traces"])
+    assert [rank.rank for rank in found.ranks] == list(range(ranks))
+    kinds = found.mean.kinds
+    assert TRACED[name] <= set(kinds)
+    assert all(kinds[kind].calls > 0 and kinds[kind].communication_s > 0 for kind in TRACED[name])
+    named = [said for rank in found.ranks for said in rank.findings if "count as other" in said]
+    assert named == []
 
 
 def test_a_loss_that_is_not_finite_is_an_outcome_with_its_step(tmp_path):

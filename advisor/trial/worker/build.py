@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from advisor.trial.worker import shim
+from advisor.trial.worker import groups, shim
 
 ACTIVATIONS = {
     "silu": torch.nn.functional.silu,
@@ -53,6 +53,7 @@ def open_groups(job: Mapping[str, Any]) -> None:
     else:
         torch.set_num_threads(run["threads"])
         shim.without_cuda()
+        groups.watch()
     backend = "nccl" if run["device"] == "cuda" else "gloo"
     torch.distributed.init_process_group(backend, timeout=timedelta(seconds=run["collective_timeout_s"]))
     from megatron.core import parallel_state

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from advisor.trial.worker.build import Built
+from advisor.trial.worker.groups import name_groups
 from advisor.trial.worker.witness import Witness
 
 POOL = 4
@@ -53,6 +54,8 @@ def _profiled(built: Built, batches: list[dict[str, Any]], witness: Witness, fir
         for number in range(first, first + 1 + steps):
             _timed(built, batches, witness, number, "profiled")
             profiler.step()
+    if not built.on_gpu:
+        name_groups(path)
 
 
 def _timed(built: Built, batches: list[dict[str, Any]], witness: Witness, number: int, phase: str) -> None:
