@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from advisor.cost.arrays import Entry, add_up, largest
 from advisor.cost.buffers import (
     ep_buffer_bytes,
     host_bytes,
@@ -25,7 +26,7 @@ from advisor.cost.params import padded_vocab
 from advisor.cost.router import routed
 from advisor.cost.stages import representative_stages, stage_of_rank
 from advisor.spec.hardware import Cluster
-from advisor.spec.layout import Array, Columns, CudaGraph
+from advisor.spec.layout import Array, Columns, CudaGraph, Fold
 from advisor.spec.model import Model
 from advisor.spec.plan import Kind, MemoryEstimate, Term
 from advisor.spec.workload import Workload
@@ -60,7 +61,7 @@ class MemoryColumns:
     def allocated_bytes(self) -> Array:
         """Most memory that the allocator of the fullest rank has handed out."""
         peaks = [_sum(part.static) + _dynamic(part.moments) for part in self.parts]
-        return np.broadcast_to(_max(peaks), self.columns.shape)
+        return np.broadcast_to(largest(peaks), self.columns.shape)
 
     @cached_property
     def device_bytes(self) -> Array:
@@ -70,35 +71,47 @@ class MemoryColumns:
         peaks = [
             _dynamic(part.moments) * factor + (_sum(part.static) + (beside + part.graph_inputs)) for part in self.parts
         ]
-        return np.broadcast_to(_max(peaks), self.columns.shape)
+        return np.broadcast_to(largest(peaks), self.columns.shape)
 
     @cached_property
     def host_bytes(self) -> Array:
         """Host memory per node."""
         sizes = [host_bytes(self.cluster, self.workload, self.columns, part.states) for part in self.parts]
-        return np.broadcast_to(_max([np.zeros(1), *sizes]), self.columns.shape)
+        return np.broadcast_to(largest([np.zeros(1), *sizes]), self.columns.shape)
 
-    def breaking(self, budget_bytes: float) -> Iterator[tuple[str, Array]]:
-        """What breaks a budget: term names with masks of the entries over it by then, in a fixed order.
+    @cached_property
+    def floor_bytes(self) -> Array:
+        """What weights, gradients, optimizer and activations need: less than the device bytes, and of fewer axes."""
+        return largest([base + _most_kept(part) for base, part in zip(self._static, self.parts, strict=True)])
 
-        Terms are added up as listed in `TERMS`, moments after the static terms; the first mask that is true for an
-        entry names the term that broke its budget. An entry over budget in no mask is broken by what lies outside of
-        the allocator. Masks broadcast with the table and are smaller than it where the term does not need all axes.
+    @cached_property
+    def _static(self) -> list[Array]:
+        return [_sum(part.static) for part in self.parts]
+
+    def over_floor(self, budget_bytes: float) -> Iterator[tuple[str, Array]]:
+        """What breaks a budget before any moment is looked at: term names with masks of the entries over it by then.
+
+        Terms are added up as listed in `TERMS`, up to activations; the first mask that is true for an entry names the
+        term that broke its budget. Masks broadcast with the table and are smaller than it where the term does not need
+        all axes.
         """
         names = [name for name in STATIC if name in self.parts[0].static]
         for count, last in enumerate(names, 1):
             held = [_sum({name: part.static[name] for name in names[:count]}) for part in self.parts]
-            yield last, _max(held) > budget_bytes
-        static = [_sum(part.static) for part in self.parts]
-        kept = [
-            base + _max([terms["activations"] for terms in part.moments.values() if "activations" in terms])
-            for base, part in zip(static, self.parts, strict=True)
-        ]
-        yield "activations", _max(kept) > budget_bytes
+            yield last, largest(held) > budget_bytes
+        yield "activations", self.floor_bytes > budget_bytes
+
+    def over_moments(self, budget_bytes: float) -> Iterator[tuple[str, Array]]:
+        """As `over_floor` for entries below it, moment after moment; what none breaks lies outside of the allocator."""
         for moment, name in BREAKING.items():
             if moment in self.parts[0].moments:
-                held = [base + _sum(part.moments[moment]) for base, part in zip(static, self.parts, strict=True)]
-                yield name, _max(held) > budget_bytes
+                held = [base + _sum(part.moments[moment]) for base, part in zip(self._static, self.parts, strict=True)]
+                yield name, largest(held) > budget_bytes
+
+    def fold(self, fold: Fold) -> MemoryColumns:
+        """The same peaks of a table with some cells laid out as rows."""
+        parts = tuple(part.fold(fold) for part in self.parts)
+        return MemoryColumns(self.model, self.cluster, self.workload, self.columns.fold(fold), parts)
 
     def detail(self, index: int) -> MemoryEstimate:
         """Named terms of entry `index` (flat index into the full table) at its worst stage and moment."""
@@ -152,26 +165,15 @@ def _dynamic(moments: Mapping[str, Mapping[str, Array]]) -> Array:
         rest = {name: term for name, term in terms.items() if name not in shared}
         _, sums = groups.setdefault(tuple(id(term) for term in shared.values()), (shared, []))
         sums.append(_sum(rest))
-    return _max([_sum({**shared, "rest": _max(sums)}) for shared, sums in groups.values()])
+    return largest([_sum({**shared, "rest": largest(sums)}) for shared, sums in groups.values()])
 
 
 def _sum(terms: Mapping[str, Array]) -> Array:
-    """Sum of terms, smallest shape first so that broadcasting happens once."""
-    total: Array = np.zeros(1)
-    for term in sorted(terms.values(), key=np.size):
-        total = total + term
-    return total
+    return add_up(terms.values())
 
 
-def _max(values: list[Array]) -> Array:
-    """Largest of the values, smallest shape first; an array that is ours already takes the next maximum in place."""
-    highest, *rest = sorted(values, key=np.size)
-    ours = False
-    for value in rest:
-        fits = ours and np.broadcast_shapes(highest.shape, value.shape) == highest.shape
-        highest = np.maximum(highest, value, out=highest if fits else None)
-        ours = True
-    return highest
+def _most_kept(part: StageMemory) -> Array:
+    return largest([terms["activations"] for terms in part.moments.values() if "activations" in terms])
 
 
 def _kinds() -> dict[str, Kind]:
@@ -188,21 +190,9 @@ def _kinds() -> dict[str, Kind]:
     return kinds
 
 
-class _Entry:
-    """Reads entry `index` (flat) out of arrays that broadcast to `shape`."""
-
-    def __init__(self, index: int, shape: tuple[int, ...]) -> None:
-        self.at = [int(one) for one in np.unravel_index(index, shape)]
-
-    def __call__(self, values: Array) -> float:
-        array = np.asarray(values)
-        own = self.at[len(self.at) - array.ndim :]
-        return float(array[tuple(at if size > 1 else 0 for at, size in zip(own, array.shape, strict=True))])
-
-
 def _estimate(sizes: MemoryColumns, index: int) -> MemoryEstimate:
     """Terms of one entry, read out of the arrays that its peak was added up from."""
-    columns, value = sizes.columns, _Entry(index, sizes.columns.shape)
+    columns, value = sizes.columns, Entry(index, sizes.columns.shape)
     facts = memory_facts()
     share = facts["fragmentation_share"].value
     graph = value(_dynamic_share(columns)) - share

@@ -20,7 +20,7 @@ from advisor.cost.stages import Stage
 from advisor.cost.states import States, states
 from advisor.cost.tensors import Local, local
 from advisor.spec.hardware import Cluster
-from advisor.spec.layout import Array, Columns, CudaGraph
+from advisor.spec.layout import Array, Columns, CudaGraph, Fold
 from advisor.spec.model import Layer, Model
 from advisor.spec.workload import Workload
 
@@ -41,6 +41,18 @@ class StageMemory:
     moments: dict[str, dict[str, Array]]
     graph_inputs: Array
     states: States | None
+
+    def fold(self, fold: Fold) -> StageMemory:
+        """The same stage of a table with some cells laid out as rows."""
+        return StageMemory(
+            rank=fold(self.rank),
+            static={name: fold(term) for name, term in self.static.items()},
+            moments={
+                moment: {name: fold(term) for name, term in terms.items()} for moment, terms in self.moments.items()
+            },
+            graph_inputs=fold(self.graph_inputs),
+            states=None if self.states is None else self.states.fold(fold),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

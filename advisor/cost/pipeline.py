@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from advisor.spec.layout import Array, Columns, CudaGraph
-
-
-def slowest(stages: Sequence[Array]) -> Array:
-    """Largest of the representative stages, entry by entry."""
-    out = stages[0]
-    for stage in stages[1:]:
-        out = np.maximum(out, stage)
-    return out
 
 
 def fill_and_drain_s(mean_stage_s: Array, columns: Columns, share: float) -> Array:

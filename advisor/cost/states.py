@@ -7,14 +7,14 @@ main parameters and moments are sharded over dp * cp / instances (dense) and edp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from advisor.cost.params import StageParams, layer_params
 from advisor.cost.stages import Stage
 from advisor.spec.hardware import Cluster
-from advisor.spec.layout import Array, Columns, Fsdp
+from advisor.spec.layout import Array, Columns, Fold, Fsdp
 from advisor.spec.model import Model
 from advisor.spec.workload import Workload
 
@@ -37,6 +37,10 @@ class States:
     step: Array
     gather: Array
     offloaded: Array
+
+    def fold(self, fold: Fold) -> States:
+        """The same bytes of a table with some cells laid out as rows."""
+        return States(*(fold(getattr(self, field.name)) for field in fields(self)))
 
 
 def stored_weight_bytes(workload: Workload, cluster: Cluster) -> tuple[float, float]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
+from advisor.cost.arrays import Entry, add_up, largest
 from advisor.cost.elementwise import ZERO
 from advisor.cost.flops import Gemm, LocalGemm, model_flops_per_token, module_layers, rank_tokens
 from advisor.cost.hiding import (
@@ -24,7 +26,7 @@ from advisor.cost.hiding import (
 from advisor.cost.interval import interval
 from advisor.cost.kernels import dense_gemm, head_kernels, host_s, layer_kernels, sync_s
 from advisor.cost.params import padded_vocab, stage_params
-from advisor.cost.pipeline import chunk_passes, fill_and_drain_s, p2p_exposed, slowest, steady_s
+from advisor.cost.pipeline import chunk_passes, fill_and_drain_s, p2p_exposed, steady_s
 from advisor.cost.placement import spans
 from advisor.cost.profile import Profile
 from advisor.cost.recompute import recompute_s
@@ -49,9 +51,8 @@ Seconds = dict[str, Array]
 
 
 def total(seconds: Seconds) -> Array:
-    """Sum of the terms that show, smallest arrays first so that few additions have the full shape."""
-    shown = [value for name, value in seconds.items() if not name.startswith("hidden")]
-    return reduce(np.add, sorted(shown, key=np.size), ZERO)
+    """Sum of the terms that show."""
+    return add_up(value for name, value in seconds.items() if not name.startswith("hidden"))
 
 
 def _sum(parts: Sequence[tuple[Array | float, Seconds]]) -> Seconds:
@@ -184,14 +185,19 @@ def setting_of(model: Model, cluster: Cluster, workload: Workload, columns: Colu
 
 def step_seconds(job: Setting) -> Array:
     """Seconds of one step for every entry of the table of `job`, in its full broadcast shape."""
-    parts = _parts(job)
+    return _seconds(job, _parts(job))
+
+
+def _seconds(job: Setting, parts: _Parts) -> Array:
     totals = {id(kind): total(kind) for kinds in parts.kinds for kind in kinds}
     head, module = total(parts.head), total(parts.module)
-    slowest_s = slowest([
-        steady_s(_weighted(stage, [totals[id(kind)] for kind in kinds], head, module), job.columns) + total(tail)
+    slowest_s = largest(
+        add_up([
+            steady_s(_weighted(stage, [totals[id(kind)] for kind in kinds], head, module), job.columns), total(tail)
+        ])
         for stage, kinds, tail in zip(parts.stages, parts.kinds, parts.tails, strict=True)
-    ])  # fmt: skip
-    return np.broadcast_to(slowest_s + total(parts.once), job.columns.shape)
+    )  # fmt: skip
+    return np.broadcast_to(add_up([slowest_s, total(parts.once)]), job.columns.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,38 +214,35 @@ def step(model: Model, cluster: Cluster, workload: Workload, columns: Columns, p
     step = m x slowest stage + its share of the data-parallel tail and the optimizer + filling and draining + p2p +
     a constant. `step_s` is float64 of shape `columns.shape`; `detail(i)` takes a flat index into it.
     """
-    step_s = step_seconds(setting_of(model, cluster, workload, columns, profile))
-
-    def detail(index: int) -> StepEstimate:
-        row = columns.pick(np.array([index]))
-        return _estimate(setting_of(model, cluster, workload, row, profile))
-
-    return StepColumns(step_s, detail)
+    job = setting_of(model, cluster, workload, columns, profile)
+    parts = _parts(job)
+    return StepColumns(_seconds(job, parts), partial(_estimate, job, parts))
 
 
 def _weighted(stage: Stage, kinds: Sequence[Array], head: Array, module: Array) -> Array:
-    out: Array = stage.loss * head + stage.modules * module
-    for count, kind in zip(stage.layers, kinds, strict=True):
-        out = out + count * kind
-    return out
+    held = [stage.loss * head, stage.modules * module]
+    return add_up([*held, *(count * kind for count, kind in zip(stage.layers, kinds, strict=True))])
 
 
-def _estimate(job: Setting) -> StepEstimate:
-    """One entry with its terms: the same parts, read at the slowest stage."""
-    parts = _parts(job)
-    microbatches = job.columns.num_microbatches
+def _estimate(job: Setting, parts: _Parts, index: int) -> StepEstimate:
+    """Entry `index` (flat) with its terms, read out of the parts at the slowest stage."""
+    at = Entry(index, job.columns.shape)
+
+    def read(seconds: Seconds) -> dict[str, Any]:
+        return {name: at(value) for name, value in seconds.items()}
+
     candidates = []
     for slot, tail in enumerate(parts.tails):
-        one = _sum([(1.0, _sum(parts.of(slot))), (1.0, {})])
-        candidates.append(_sum([(microbatches, one), (1.0, tail)]))
+        one = _sum([(at(count), read(seconds)) for count, seconds in parts.of(slot)])
+        candidates.append(_sum([(at(job.columns.num_microbatches), one), (1.0, read(tail))]))
     worst = int(np.argmax([float(total(one)[0]) for one in candidates]))
-    seconds = _sum([(1.0, candidates[worst]), (1.0, parts.once)])
-    values = {name: float(np.ravel(value)[0]) for name, value in seconds.items()}
-    terms = {name: Term(values.get(name, 0.0), _kind(name, job)) for name in STEP_TERMS}
+    values: dict[str, Any] = _sum([(1.0, candidates[worst]), (1.0, read(parts.once))])
+    terms = {name: Term(float(values.get(name, 0.0)), _kind(name, job)) for name in STEP_TERMS}
     step_s = sum(term.value for term in terms.values())
-    low, high = interval(job.workload, job.model, job.cluster, job.columns, job.profile)
-    tokens = float(job.columns.gbs[0]) * job.workload.seq_len
-    flops = tokens * float(model_flops_per_token(job.model, job.workload, job.padded_vocab)[0])
+    row = replace(job.columns, cuda_graph=np.array([at(job.columns.cuda_graph)]))
+    low, high = interval(job.workload, job.model, job.cluster, row, job.profile)
+    tokens = at(job.columns.gbs) * job.workload.seq_len
+    flops = tokens * at(model_flops_per_token(job.model, job.workload, job.padded_vocab))
     per_gpu = flops / step_s / job.cluster.gpus
     peaks = job.cluster.gpu.peak_tflops
     running = peaks.get(job.workload.precision.gemm, peaks["bf16"])

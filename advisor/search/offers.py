@@ -14,11 +14,12 @@ from advisor.search.parts import Part
 from advisor.search.request import Request
 from advisor.search.solve import Found, search, search_parts
 from advisor.search.sources import Setting
+from advisor.search.sweep import MOST_MISSES
 from advisor.spec.hardware import Gpu
 from advisor.spec.plan import Offer
 from advisor.spec.precision import PRECISIONS, Precision
 
-SHORT_LIST = 16
+SHORT_LIST = MOST_MISSES
 BATCH_GROWTH = 2
 
 
@@ -97,10 +98,8 @@ def _better(one: Found, other: Found) -> bool:
 
 
 def _short_list(found: Found) -> tuple[Part, ...]:
-    misses = found.nearest_miss
-    closest = misses.take(np.argsort(misses.device_bytes, kind="stable")[:SHORT_LIST])
     top = found.best.take(np.arange(min(SHORT_LIST, len(found.best))))
-    chosen = rank.joined([top, closest])
+    chosen = rank.joined([top, found.nearest_miss])
     rows: dict[int, set[int]] = {}
     for number, row in zip(chosen.part.tolist(), chosen.row.tolist(), strict=True):
         rows.setdefault(number, set()).add(row)

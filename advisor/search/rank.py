@@ -67,6 +67,21 @@ def best_of_rows(alive: Array, step_s: Array, device_bytes: Array, objective: st
     return np.asarray(np.where(tie & alive, second.astype(np.float32), np.float32(np.inf)).argmin(axis=0))
 
 
+def first_of_rows(entries: Entries, objective: str) -> Array:
+    """Indices of the best entry of every row of one part, rows ascending; ties go as in `best_of_rows`."""
+    figures = [entries.step_s.astype(np.float32), entries.device_bytes.astype(np.float32)]
+    if objective == "memory":
+        figures.reverse()
+    sorted_by = np.lexsort((entries.knob, figures[1], figures[0], entries.row))
+    _, first = np.unique(entries.row[sorted_by], return_index=True)
+    return sorted_by[first]
+
+
+def smallest(entries: Entries, count: int) -> Entries:
+    """The `count` entries that need least memory, least first."""
+    return entries.take(np.argsort(entries.device_bytes, kind="stable")[:count])
+
+
 def order(entries: Entries, layout: dict[str, Array], objective: str) -> Array:
     """Indices from best to worst: objective, then the other figure (headroom or time), then the simpler layout.
 

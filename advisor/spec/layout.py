@@ -119,6 +119,40 @@ class Knobs:
     main_param_dtype: str = "fp32"
 
 
+class Fold:
+    """Lays cells of a table out as its rows: what is left of a sparse table is small and dense again.
+
+    A cell is an index into all axes of `shape` after the first `lead`; `cells` (n,) are flat. Arrays that broadcast
+    with the table become arrays that broadcast with (*shape[:lead], n), the same array always the same.
+    """
+
+    def __init__(self, shape: tuple[int, ...], lead: int, cells: Array) -> None:
+        self.lead, self.shape = lead, (*shape[:lead], len(cells))
+        self._inner = shape[lead:]
+        self._at = np.unravel_index(cells, self._inner)
+        self._index: dict[tuple[int, ...], Array] = {}
+        self._made: dict[int, tuple[Array, Array]] = {}
+
+    def __call__(self, array: Array) -> Array:
+        """The folded array."""
+        if id(array) not in self._made:
+            self._made[id(array)] = array, self._fold(array)
+        return self._made[id(array)][1]
+
+    def _fold(self, array: Array) -> Array:
+        depth = self.lead + len(self._inner)
+        whole = array.reshape((1,) * (depth - array.ndim) + array.shape)
+        outer, inner = whole.shape[: self.lead], whole.shape[self.lead :]
+        flat = whole.reshape(*outer, -1)
+        if flat.shape[-1] == 1:
+            return flat
+        if inner not in self._index:
+            varying = [axis for axis, size in enumerate(inner) if size > 1]
+            at = tuple(self._at[axis] for axis in varying)
+            self._index[inner] = np.ravel_multi_index(at, tuple(inner[axis] for axis in varying))
+        return flat.take(self._index[inner], axis=-1)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """Layout and knob columns that broadcast against each other.
@@ -184,6 +218,12 @@ class Columns:
         moved: dict[str, Any] = {
             name: np.broadcast_to(getattr(self, name), shape).reshape(-1)[flat] for name in COLUMN_NAMES
         }
+        return dataclasses.replace(self, **moved)
+
+
+    def fold(self, fold: Fold) -> Columns:
+        """The table with some cells laid out as rows."""
+        moved: dict[str, Any] = {name: fold(getattr(self, name)) for name in COLUMN_NAMES}
         return dataclasses.replace(self, **moved)
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.cost.pipeline import fill_and_drain_s, p2p_exposed, slowest, steady_s
+from advisor.cost.arrays import largest
+from advisor.cost.pipeline import fill_and_drain_s, p2p_exposed, steady_s
 from advisor.spec.layout import Knobs, Layout, table
 from advisor.spec.split import PipelineSplit
 
@@ -64,7 +65,7 @@ def columns(pp: int, vpp: int, microbatches: int, **knobs: object):
 
 def closed_form(pp: int, vpp: int, microbatches: int, per_rank: list[float]) -> float:
     rows = columns(pp, vpp, microbatches)
-    worst = slowest([np.array([seconds]) for seconds in per_rank])
+    worst = largest([np.array([seconds]) for seconds in per_rank])
     mean = np.array([sum(per_rank) / pp])
     return float((steady_s(worst, rows) + fill_and_drain_s(mean, rows, 1.0))[0])
 

@@ -13,13 +13,14 @@ import pytest
 from advisor.cost.memory import memory
 from advisor.cost.profile import load_profile
 from advisor.cost.step import step
-from advisor.rules import findings
+from advisor.rules import findings, legality
 from advisor.search.merge import in_order, regroup
 from advisor.search.parts import make_parts
 from advisor.search.rank import SIMPLER
 from advisor.search.request import resolve
 from advisor.search.solve import ranking, search, search_parts
 from advisor.search.sources import Setting
+from advisor.search.sweep import MOST_MISSES
 from advisor.spec.layout import CudaGraph, Knobs, table
 from advisor.units import GIB
 
@@ -149,11 +150,51 @@ def test_choices_keep_their_order_when_parts_are_joined():
     assert in_order([(a, c), (a, b)])[0] == a
 
 
-def test_small_pieces_give_the_same_answer(monkeypatch):
-    request = _request(**SMALL["experts"])
-    whole = ranking(search(request))
-    monkeypatch.setattr("advisor.search.solve.PIECE", 100)
-    assert ranking(search(request)) == whole
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"solve.PIECE": 100},
+        {"sweep.MOST_ENTRIES": 100},
+        {"cells.CELL_ENTRIES": 0},
+        {"cells.CELL_ENTRIES": 10**9},
+        {"cells.CELL_ENTRIES": 10**9, "sweep.MOST_ENTRIES": 100},
+    ],
+)
+@pytest.mark.parametrize("name", SMALL)
+def test_the_answer_does_not_depend_on_how_the_table_is_cut(monkeypatch, name, limits):
+    request = _request(**SMALL[name])
+    whole = search(request)
+    for limit, value in limits.items():
+        monkeypatch.setattr(f"advisor.search.{limit}", value)
+    cut = search(request)
+    assert ranking(cut) == ranking(whole)
+    assert len(cut.best) == len(whole.best)
+    assert cut.nearest_miss.device_bytes == pytest.approx(whole.nearest_miss.device_bytes, rel=1e-12)
+
+
+def _brute_force_misses(request):
+    job = (request.model, request.cluster, request.workload)
+    least = []
+    for part in make_parts(request)[0]:
+        columns = part.table(slice(0, part.rows))
+        legal = legality(*job, columns).legal
+        device = np.where(legal, memory(*job, columns).device_bytes, np.inf).reshape(-1, part.rows).min(axis=0)
+        least += [size for size in device.tolist() if request.budget_bytes < size < np.inf]
+    return sorted(least)
+
+
+@pytest.mark.parametrize("gpus", [16, 32])
+def test_the_rows_that_come_nearest_are_known_with_their_smallest_entry(gpus):
+    request = _request(model="minimax-m2", gpus=gpus, gbs=64, fix="tp=2")
+    found = search(request)
+    expected = _brute_force_misses(request)
+    assert len(expected) > MOST_MISSES
+    assert found.nearest_miss.device_bytes == pytest.approx(expected[:MOST_MISSES], rel=1e-12)
+    for size, (layout, knobs) in zip(
+        found.nearest_miss.device_bytes, found.choices(found.nearest_miss).values(), strict=True
+    ):
+        alone = memory(request.model, request.cluster, request.workload, table([layout], [knobs])).device_bytes
+        assert size == pytest.approx(float(alone[0]), rel=1e-12)
 
 
 def test_more_memory_never_loses_a_feasible_layout():
