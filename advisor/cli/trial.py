@@ -12,6 +12,8 @@ from advisor.cli.ab import AB_OPTIONS, Asked, compare
 from advisor.cli.options import OUTPUT_OPTIONS, SectionCommand, option, with_options
 from advisor.cli.survival import PLAN_ARGUMENT, flag, valued
 from advisor.cli.trials import DRIVE_OPTIONS, Follower, drive_of, plan_path, require_stack, rules_of
+from advisor.cli.via_bridge import BRIDGE_OPTIONS, refuse_beside_bridge, through_bridge
+from advisor.cli.via_bridge import Asked as OfBridge
 from advisor.errors import EXIT_NEGATIVE, EXIT_OK
 
 FORM, _OUT, *REST = OUTPUT_OPTIONS
@@ -23,6 +25,7 @@ OPTIONS = (
     valued("budget", "15m", "Trials", "Time for all trials together."),
     flag("resume", "Trials", "Skip trials that have a record in --out."),
     *AB_OPTIONS,
+    *BRIDGE_OPTIONS,
     *DRIVE_OPTIONS,
     FORM,
     valued("out", "DIR", "Output", "Folder of the records.", default="trials", show_default=True),
@@ -35,14 +38,15 @@ OPTIONS = (
 @PLAN_ARGUMENT
 @with_options(OPTIONS)
 def command(
-    *, plan: str, top: int, proxy_layers: int | None, ab: str | None, pairs: int, form: render.Format, out: str,
-    dry_run: bool, quiet: bool, verbose: bool, **options: Any,
+    *, plan: str, top: int, proxy_layers: int | None, ab: str | None, pairs: int, via: str, bridge_script: str | None,
+    log: str | None, form: render.Format, out: str, dry_run: bool, quiet: bool, verbose: bool, **options: Any,
 ) -> int:  # fmt: skip
     """Run the best layouts of a plan for some steps on the real stack.
 
     Every trial leaves a record with step times, memory, effective settings and the hidden communication, beside what
     was predicted. With --ab the best layout is run with one overlap on and off in turn, and what it saves is compared.
-    Exit code 1: a trial failed, its step time lies outside the predicted interval, or an overlap is not confirmed.
+    --via bridge runs the recipe of Megatron-Bridge and reads its log. Exit code 1: a trial failed, its step time lies
+    outside the predicted interval, an overlap is not confirmed, or a setting did not take effect.
     """
     from advisor.cli.pages.trial import dry_document, trial_document
     from advisor.trial.runner import run_trials
@@ -50,7 +54,14 @@ def command(
     from advisor.trial.trials import read_trials
 
     output = render.Output(form, None, quiet, verbose)
+    only_worker = {
+        "ab": ab, "proxy-layers": proxy_layers, "resume": options["resume"], "backend": options["backend"] == "slurm"
+    }  # fmt: skip
+    refuse_beside_bridge(via, only_worker if via == "bridge" else {"log": log, "bridge-script": bridge_script})
     drive, rules = drive_of(options), rules_of(options)
+    if via == "bridge":
+        asked = OfBridge(bridge_script, log, plan_path(out), dry_run)
+        return through_bridge(asked, plan_path(plan), drive, rules.limits, output)
     trials, left_out = read_trials(plan_path(plan), top, drive, proxy_layers)
     if ab is not None:
         return compare(Asked(ab, pairs, plan_path(out), dry_run), trials[0], drive, rules, output)

@@ -50,9 +50,9 @@ LEAST_ROUNDS = 2
 MOST_BEFORE_PCT, MOST_LEFT_OUT_PCT, LEAST_TAU = 20.0, 8.0, 0.6
 
 
-def advisor(words: str, *more: str, profiles: Path, fine: tuple[int, ...] = (0,)) -> str:
+def advisor(words: str, *more: str, fine: tuple[int, ...] = (0,)) -> str:
     """stdout of one call of the command line; RuntimeError with its stderr where the exit code is not in `fine`."""
-    environment = {**os.environ, "ADVISOR_PROFILES": str(profiles), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "advisor", *words.split(), *more]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if ran.returncode not in fine:
@@ -60,10 +60,15 @@ def advisor(words: str, *more: str, profiles: Path, fine: tuple[int, ...] = (0,)
     return ran.stdout
 
 
+def system(out: Path, ranks: int) -> Path:
+    """The file of the host as a system of this many ranks."""
+    return out / f"local-cpu-{ranks}.yaml"
+
+
 def measure(out: Path, ranks: int) -> None:
-    """The system local-cpu-<ranks> and its profile, below `out`/data."""
-    advisor(f"measure --ranks {ranks} --name local-cpu-{ranks} --time 0.2s --quiet", "--out", str(out / "data"),
-            profiles=out / "data" / "profiles")  # fmt: skip
+    """Write the system, with its rates while this many ranks work."""
+    words = f"measure --ranks {ranks} --name local-cpu-{ranks} --time 0.2s --quiet --out"
+    advisor(words, str(system(out, ranks)))
 
 
 def estimates(out: Path) -> list[Path]:
@@ -72,9 +77,8 @@ def estimates(out: Path) -> list[Path]:
     for model, ranks, layout in LAYOUTS:
         path = out / "estimates" / f"{model}-{ranks}{layout.replace('--', '').replace(' ', '-')}.json"
         path.parent.mkdir(exist_ok=True)
-        system = out / "data" / "presets" / "systems" / f"local-cpu-{ranks}.yaml"
         advisor(f"estimate --gpus {ranks} {JOB} {layout} --quiet --model", str(HERE / f"{model}.json"), "--system",
-                str(system), "--out", str(path), profiles=out / "data" / "profiles")  # fmt: skip
+                str(system(out, ranks)), "--out", str(path))  # fmt: skip
         found.append(path)
     return found
 
@@ -88,15 +92,17 @@ def rounds(out: Path, paths: list[Path], budget_s: float, begin: float) -> list[
         order = list(zip(LAYOUTS, paths, strict=True))
         for (_, ranks, _), path in order if len(spent) % 2 == 0 else reversed(order):
             load = os.getloadavg()[0]
-            answer = advisor(f"trial {path} {DRIVE} --quiet --format json --out", str(out / f"trials-{ranks}"),
-                             profiles=out / "data" / "profiles", fine=(0, 1))  # fmt: skip
-            (record,) = json.loads(answer)["trials"]
-            if record["measured"] is None:
-                raise RuntimeError(f"{path.stem}: {record['outcome']}: {record['failure']}")
-            runs.append({"layout": path.stem, "round": len(spent), "load": load, "key": record["key"],
-                         "name": record["name"], "step_s": record["measured"]["step_s"],
-                         "spread": record["measured"]["spread"], "inside": record["inside"]})  # fmt: skip
-            print(f"round {len(spent) + 1} {path.stem}: {record['measured']['step_s']:.3f} s, "
+            words = f"trial {path} {DRIVE} --quiet --format json --out"
+            (record,) = json.loads(advisor(words, str(out / f"trials-{ranks}"), fine=(0, 1)))["trials"]
+            measured = record["measured"]
+            if measured is None:
+                print(f"{path.stem}: {record['outcome']}: {record['failure']['message']}", file=sys.stderr)
+                continue
+            runs.append({
+                "layout": path.stem, "round": len(spent), "load": load, "name": record["name"],
+                "step_s": measured["step_s"], "spread": measured["spread"], "inside": record["inside"],
+            })  # fmt: skip
+            print(f"round {len(spent) + 1} {path.stem}: {measured['step_s']:.3f} s, "
                   f"ratio {record['ratio']:.2f}, load {load:.1f}", file=sys.stderr, flush=True)  # fmt: skip
         spent.append(time.monotonic() - start)
     return runs
@@ -104,10 +110,10 @@ def rounds(out: Path, paths: list[Path], budget_s: float, begin: float) -> list[
 
 def rows(out: Path, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row per layout: measured, and the errors that calibrate says, in the order of `LAYOUTS`."""
-    errors = {}
+    errors: dict[str, dict[str, Any]] = {}
     for ranks in sorted({ranks for _, ranks, _ in LAYOUTS}):
         answer = advisor("calibrate --quiet --format json --trials", str(out / f"trials-{ranks}"), "--out",
-                         str(out / f"calibrated-{ranks}.yaml"), profiles=out / "data" / "profiles")  # fmt: skip
+                         str(out / f"calibrated-{ranks}.yaml"))  # fmt: skip
         (fit,) = json.loads(answer)["fits"]
         errors |= {row["name"]: row for row in fit["trials"]}
     found = []
@@ -129,7 +135,7 @@ def summary(table: list[dict[str, Any]], runs: list[dict[str, Any]], seconds: fl
     """Medians over layouts, rank correlation of the predicted with the measured step, and the noise."""
 
     def median(name: str) -> float:
-        return statistics.median(abs(row[name]) for row in table)
+        return float(statistics.median(abs(row[name]) for row in table))
 
     def tau(name: str) -> float:
         measured = np.array([row["measured_s"] for row in table])
