@@ -20,12 +20,12 @@ OPTIONS = (
     option("--trials", section="Measured", type=Text("DIR"), envvar="ADVISOR_TRIALS",
            help="Records of advisor trial, measured against what was planned. Needs scipy."),
     option("--nccl-tests", section="Measured", multiple=True, type=Text("LOG"), envvar="ADVISOR_NCCL_TESTS",
-           help="Output of all_reduce_perf, all_gather_perf, ... over two nodes or more; may be repeated."),
+           help="Output of all_reduce_perf, all_gather_perf, ..., inside and across NVLink domains; may be repeated."),
     option("--system", section="Measured", type=Text("NAME|PATH"), envvar="ADVISOR_SYSTEM",
-           help="Where the logs come from (default: dgx-h100)."),
+           help="Where it was measured (default: that of the runs; dgx-h100 for logs)."),
     FORM,
     option("--out", section="Output", type=OutFile((".yaml",)), envvar="ADVISOR_OUT",
-           help="Write the coefficients as a profile file (.yaml)."),
+           help="Write the system with what was measured of it (.yaml), for --system of every verb."),
     *REST,
 )  # fmt: skip
 
@@ -41,26 +41,38 @@ def command(
     A fit to trials moves few coefficients, inside their bounds, and says how well each trial is predicted without
     itself. Records of other hosts and failed trials are left out, with the reason.
     """
-    from advisor.cli.pages.calibrate import calibrate_document
-    from advisor.fit.own import calibrate_network, calibrate_runs, profile_text
-
     if sum(1 for given in (runs, trials, nccl_tests) if given) != 1:
         raise InputError(
             "calibrate needs measured runs, trials or logs, one of them",
             "give --runs FILE, --trials DIR or --nccl-tests LOG",
         )
+    output = render.Output(form, None, quiet, verbose)
     if trials is not None:
-        return _of_trials(trials, out, render.Output(form, None, quiet, verbose))
+        return _of_trials(trials, out, output)
     if runs is not None:
-        found = calibrate_runs(Path(runs))
-    else:
-        found = calibrate_network([Path(name) for name in nccl_tests], system or "dgx-h100")
+        return _of_runs(runs, system, out, output)
+    return _of_logs([Path(name) for name in nccl_tests], system or "dgx-h100", out, output)
+
+
+def _of_runs(runs: str, system: str | None, out: Path | None, output: render.Output) -> int:
+    from advisor.cli.pages.calibrate import runs_document
+    from advisor.fit.own import calibrate_runs, calibrated_system
+
+    found = calibrate_runs(Path(runs))
     if out is not None:
-        if len(found.changed) != 1:
-            raise InputError(f"runs on {len(found.changed)} GPUs make {len(found.changed)} files", "one GPU at a time")
-        ((gpu, changed),) = found.changed.items()
-        render.write_atomically(out, profile_text(gpu, changed, runs or "nccl-tests"))
-    render.show(calibrate_document(found), render.Output(form, None, quiet, verbose))
+        render.write_atomically(out, calibrated_system(found, system, runs))
+    render.show(runs_document(found, None if out is None else str(out)), output)
+    return EXIT_OK
+
+
+def _of_logs(logs: list[Path], system: str, out: Path | None, output: render.Output) -> int:
+    from advisor.cli.pages.calibrate import network_document
+    from advisor.fit.network import calibrate_network
+
+    found = calibrate_network(logs, system)
+    if out is not None:
+        render.write_atomically(out, found.text())
+    render.show(network_document(found, None if out is None else str(out)), output)
     return EXIT_OK
 
 

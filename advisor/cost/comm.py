@@ -7,9 +7,10 @@ all-gather, reduce-scatter and all-to-all and twice that for all-reduce.
 Inside an NVLink domain the measured size tables of the profile hold (piecewise linear, latency below the smallest
 size, constant bandwidth above the largest). A group that spans domains is hierarchical: its `inside` ranks of a domain
 share their network cards, the part inside runs at the same time on NVLink, the slower of both counts, and the network
-adds its latency. Checked on two H100 nodes, all-reduce bus bandwidth measured / by this rule in GB/s: 8 x 200 Gb/s
-339 / 352 at 8 GB; 8 x 400 Gb/s 435 / 479 at 1 GB, 125 / 137 at 10 MB, 22 / 25 at 1 MB. Every function rises with bytes
-and falls with bandwidth.
+adds its latency; where a cluster was measured across domains (`cost.network`), its curve takes the place of both.
+Checked on two H100 nodes, all-reduce bus bandwidth measured / by this rule in GB/s: 8 x 200 Gb/s 339 / 352 at 8 GB;
+8 x 400 Gb/s 435 / 479 at 1 GB, 125 / 137 at 10 MB, 22 / 25 at 1 MB. Every function rises with bytes and falls with
+bandwidth.
 """
 
 from __future__ import annotations
@@ -52,31 +53,55 @@ def _across_s(profile: Profile, cluster: Cluster, n_bytes: Array, span: Span) ->
     return np.asarray(n_bytes * (away / network_Bps(profile, cluster)))
 
 
+def _ring_hops(domains: Array) -> Array:
+    """Domains that a ring passes beyond the first two."""
+    return np.asarray(np.maximum(domains - 2, 0))
+
+
+def _tree_hops(domains: Array) -> Array:
+    """Levels of a tree over domains beyond the first, up and down."""
+    return np.asarray(2 * np.log2(np.maximum(domains / 2, 1)))
+
+
 def _ring_latency_s(profile: Profile, span: Span) -> Array:
-    hops = profile.value("network_hop_s") * np.maximum(span.domains - 2, 0)
+    hops = profile.value("network_hop_s") * _ring_hops(span.domains)
     return np.where(span.domains > 1, profile.value("network_latency_s") + hops, 0.0)
 
 
 def _tree_latency_s(profile: Profile, span: Span) -> Array:
-    hops = profile.value("network_hop_s") * np.log2(np.maximum(span.domains / 2, 1))
-    return np.where(span.domains > 1, 2 * (profile.value("network_latency_s") + hops), 0.0)
+    hops = profile.value("network_hop_s") * _tree_hops(span.domains)
+    return np.where(span.domains > 1, 2 * profile.value("network_latency_s") + hops, 0.0)
+
+
+def _measured_s(profile: Profile, cluster: Cluster, op: str, per_card: Array, span: Span) -> Array:
+    """Seconds of the part across domains as it was measured on this cluster, at full bisection."""
+    hops = _tree_hops if op == "all_reduce" else _ring_hops
+    loaded = per_card * cluster.oversubscription
+    return profile.network[op].seconds(loaded, span.domains, hops, profile.value("network_hop_s"))
 
 
 def all_gather(profile: Profile, cluster: Cluster, n_bytes: Array, span: Span) -> Array:
     """Seconds to gather `n_bytes` (the full tensor) over the group; 0 for a group of one."""
-    inside = _inside_s(profile, cluster, "all_gather", n_bytes, span.inside)
-    return np.maximum(inside, _across_s(profile, cluster, n_bytes, span)) + _ring_latency_s(profile, span)
+    return _one_way(profile, cluster, "all_gather", n_bytes, span)
 
 
 def reduce_scatter(profile: Profile, cluster: Cluster, n_bytes: Array, span: Span) -> Array:
     """Seconds to reduce and scatter `n_bytes` (the full tensor) over the group; 0 for a group of one."""
-    inside = _inside_s(profile, cluster, "reduce_scatter", n_bytes, span.inside)
+    return _one_way(profile, cluster, "reduce_scatter", n_bytes, span)
+
+
+def _one_way(profile: Profile, cluster: Cluster, op: str, n_bytes: Array, span: Span) -> Array:
+    inside = _inside_s(profile, cluster, op, n_bytes, span.inside)
+    if op in profile.network:
+        return np.maximum(inside, _measured_s(profile, cluster, op, n_bytes / span.inside, span))
     return np.maximum(inside, _across_s(profile, cluster, n_bytes, span)) + _ring_latency_s(profile, span)
 
 
 def all_reduce(profile: Profile, cluster: Cluster, n_bytes: Array, span: Span) -> Array:
     """Seconds to all-reduce `n_bytes` over the group; 0 for a group of one."""
     inside = _inside_s(profile, cluster, "all_reduce", n_bytes, span.inside)
+    if "all_reduce" in profile.network:
+        return np.maximum(inside, _measured_s(profile, cluster, "all_reduce", n_bytes / span.inside, span))
     across: Array = 2 * _across_s(profile, cluster, n_bytes, span)
     return np.maximum(inside, across) + _tree_latency_s(profile, span)
 
@@ -88,6 +113,8 @@ def all_to_all(profile: Profile, cluster: Cluster, n_bytes: Array, span: Span) -
     """
     kept = span.inside / span.ranks
     inside = _inside_s(profile, cluster, "all_to_all", n_bytes * kept, span.inside)
+    if "all_to_all" in profile.network:
+        return np.maximum(inside, _measured_s(profile, cluster, "all_to_all", n_bytes, span))
     across = n_bytes * ((1 - kept) / network_Bps(profile, cluster))
     return np.maximum(inside, across) + _ring_latency_s(profile, span)
 

@@ -1,7 +1,8 @@
 """The section `profile` of somebody's own system file: what was measured on that cluster, checked before it is used.
 
-`fitted` has the form of profiles/fitted/<gpu>.yaml, `kernels` that of profiles/kernels/<gpu>.json; both may hold a part
-only, the shipped files of the GPU give the rest. `advisor calibrate --out` writes such files.
+`fitted` has the form of profiles/fitted/<gpu>.yaml, `kernels` that of profiles/kernels/<gpu>.json and, in `network_us`,
+the same curves by number of NVLink domains (`cost.network`); both may hold a part only, the shipped files of the GPU
+give the rest. `advisor calibrate --out` writes such files.
 """
 
 from __future__ import annotations
@@ -42,14 +43,15 @@ def _check_kernels(kernels: Fields, operations: Sequence[str]) -> None:
     kernels.choice("kind", ("datasheet", "measured", "fitted", "assumed"), "measured")
     kernels.texts("sources")
     kernels.optional_number("link_gbs", 1e-3, 1e5)
-    collectives = kernels.mapping("collectives_us", False)
-    for operation in operations:
-        curves = collectives.mapping(operation, False)
-        for ranks, curve in curves.values.items():
-            if not ranks.isdecimal() or int(ranks) < 2:
-                curves.problems.append(f"{curves.where}{shown(ranks)} is not a number of ranks (2 or more)")
-            _check_curve(Fields(_mapping(curve), f"{curves.where}{ranks}.", curves.problems))
-    collectives.refuse_unknown()
+    for section, of in (("collectives_us", "ranks"), ("network_us", "domains")):
+        collectives = kernels.mapping(section, False)
+        for operation in operations:
+            curves = collectives.mapping(operation, False)
+            for count, curve in curves.values.items():
+                if not count.isdecimal() or int(count) < 2:
+                    curves.problems.append(f"{curves.where}{shown(count)} is not a number of {of} (2 or more)")
+                _check_curve(Fields(_mapping(curve), f"{curves.where}{count}.", curves.problems))
+        collectives.refuse_unknown()
     if kernels.has("attention_fwd_tflops"):
         _check_rates(kernels.mapping("attention_fwd_tflops"))
     kernels.refuse_unknown()

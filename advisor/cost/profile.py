@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 
 from advisor import data
+from advisor.cost.network import DomainTable
 from advisor.cost.own import own_sections
 from advisor.cost.tables import RateTable, SizeTable
 from advisor.errors import InputError
@@ -64,7 +65,8 @@ class Profile:
     `coefficients` holds every scalar by name; `gemm` the sustained FLOP/s by number format (bf16, fp16, fp8, mxfp8,
     nvfp4, tf32). `collectives` holds a table per operation in `COLLECTIVES`: seconds by full-tensor bytes and ranks,
     measured at `table_link_Bps` per GPU and direction. `attention` is forward FLOP/s by sequence and head dimension.
-    `table_kind` says whether the tables are measured or made from the datasheet.
+    `table_kind` says whether the tables are measured or made from the datasheet; `network` holds what was measured of
+    somebody's own cluster across NVLink domains, by operation, and nothing for shipped profiles.
     """
 
     gpu: Gpu
@@ -75,6 +77,7 @@ class Profile:
     table_link_Bps: float  # noqa: N815 (units in names)
     table_kind: Kind
     sources: tuple[str, ...]
+    network: Mapping[str, DomainTable] = field(default_factory=lambda: MappingProxyType({}))
 
     def value(self, name: str) -> float:
         """Value of a coefficient; KeyError if there is none of that name."""
@@ -173,7 +176,8 @@ def _read(gpu: Gpu) -> Profile:
             gemm[fmt] = _scaled(_coefficient(f"gemm_tflops.{fmt}", entry, str(path)), tflops_to_flops(1.0))
         coefficients.update({name: _coefficient(name, entry, str(path)) for name, entry in own.items()})
     tables = _tables(gpu)
-    collectives = tables["collectives_us"] | kernels.pop("collectives_us", {})
+    collectives = _joined(tables["collectives_us"], kernels.pop("collectives_us", {}), "link_gbs" in kernels)
+    network = kernels.pop("network_us", {})
     tables |= kernels
     return Profile(
         gpu=gpu,
@@ -184,7 +188,13 @@ def _read(gpu: Gpu) -> Profile:
         table_link_Bps=gbs_to_bps(tables["link_gbs"]),
         table_kind=tables["kind"],
         sources=tuple(tables["sources"]),
+        network=MappingProxyType({op: DomainTable.of(curves) for op, curves in network.items()}),
     )
+
+
+def _joined(shipped: Mapping[str, Any], own: Mapping[str, Any], other_link: bool) -> dict[str, Any]:
+    """Own curves by operation, with the shipped ones at the ranks that were not measured unless the link differs."""
+    return {op: {**({} if other_link and op in own else curves), **own.get(op, {})} for op, curves in shipped.items()}
 
 
 def _coefficient(name: str, entry: Any, where: str) -> Coefficient:

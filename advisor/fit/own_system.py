@@ -14,9 +14,7 @@ from advisor.spec.load.system import load_system, system_path
 MAX_TEXT_BYTES = 1 << 20
 
 
-def own_system(
-    system: str, fitted: Mapping[str, Any], kernels: Mapping[str, Any], note: str, **changed: Any
-) -> str:
+def own_system(system: str, fitted: Mapping[str, Any], kernels: Mapping[str, Any], note: str, **changed: Any) -> str:
     """The file of `system` (name as for `load_system`) with its section `profile` changed, as YAML.
 
     `fitted` and `kernels` have the forms of profiles/fitted and profiles/kernels and go over what the file holds
@@ -27,8 +25,9 @@ def own_system(
     before.setdefault("name", load_system(system).name)
     held = before.pop("profile", None) or {}
     merged = {**held.get("kernels", {}), **kernels}
-    if "collectives_us" in merged:
-        merged["collectives_us"] = {**held.get("kernels", {}).get("collectives_us", {}), **merged["collectives_us"]}
+    for curves in ("collectives_us", "network_us"):
+        if curves in merged:
+            merged[curves] = {**held.get("kernels", {}).get(curves, {}), **merged[curves]}
     rates = {**held.get("fitted", {}).get("gemm_tflops", {}), **fitted.get("gemm_tflops", {})}
     profile = {
         "fitted": {**held.get("fitted", {}), **fitted, **({"gemm_tflops": rates} if rates else {})},

@@ -114,23 +114,18 @@ def test_an_anchor_moves_rows_and_candidates_towards_what_was_measured(cli, tmp_
     assert 1.2 < after["step"]["step_s"] / before["step"]["step_s"] < 1.6
 
 
-def test_own_runs_calibrate_a_profile_that_can_be_used(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from advisor.cost.profile import forget
-
+def test_own_runs_calibrate_a_system_that_can_be_used(cli, tmp_path: Path) -> None:
     rows = [["r", *GOOD[1:6], str(gbs), *GOOD[7:10], str(0.13 * gbs), ""] for gbs in (64, 128, 256, 512)]
-    out = tmp_path / "mine" / "fitted" / "h100-sxm-80gb.yaml"
-    out.parent.mkdir(parents=True)
+    out = tmp_path / "mine.yaml"
     ran = cli("calibrate", "--runs", runs(tmp_path, *rows), "--out", str(out), "--format", "json")
     assert ran.code == 0, ran.err
     errors = json.loads(ran.out)["median_abs_error_pct"]
     assert errors["after"] < errors["before"]
-    assert yaml.safe_load(out.read_text(encoding="utf-8"))["gemm_tflops"]["bf16"]["kind"] == "fitted"
+    fitted = yaml.safe_load(out.read_text(encoding="utf-8"))["profile"]["fitted"]
+    assert fitted["gemm_tflops"]["bf16"]["kind"] == "fitted"
     before = json.loads(cli("validate", runs(tmp_path, *rows), "--format", "json").out)["rows"][0]
-    monkeypatch.setenv("ADVISOR_PROFILES", str(tmp_path / "mine"))
-    forget()
-    after = json.loads(cli("validate", runs(tmp_path, *rows), "--format", "json").out)["rows"][0]
-    monkeypatch.delenv("ADVISOR_PROFILES")
-    forget()
+    mine = [[*row[:2], str(out), *row[3:]] for row in rows]
+    after = json.loads(cli("validate", runs(tmp_path, *mine), "--format", "json").out)["rows"][0]
     assert abs(after["error_pct"]) < abs(before["error_pct"])
 
 
