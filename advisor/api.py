@@ -17,6 +17,7 @@ from advisor.report.answers import Estimate, Explanation, Plan, Scaling
 from advisor.search.options import EstimateOptions, PlanOptions
 
 if TYPE_CHECKING:
+    from advisor.fit.anchor import Anchor
     from advisor.fit.references import Measured
     from advisor.search.request import Request
     from advisor.search.routing import Imbalance
@@ -88,10 +89,16 @@ def _routed_estimate(answer: Estimate) -> Estimate:
     return replace(answer, candidate=replace(answer.candidate, findings=findings), findings=findings, imbalance=found)
 
 
-def _anchored_plan(answer: Plan, anchor: str | Sequence[str]) -> Plan:
-    from advisor.fit.anchor import anchored, anchored_ranking, read_anchors
+def _anchors(anchor: str | Sequence[str]) -> list[Anchor]:
+    from advisor.fit.anchor import read_anchors
 
-    anchors = read_anchors([anchor] if isinstance(anchor, str) else list(anchor))
+    return read_anchors([anchor] if isinstance(anchor, str) else list(anchor))
+
+
+def _anchored_plan(answer: Plan, anchor: str | Sequence[str]) -> Plan:
+    from advisor.fit.anchor import anchored, anchored_ranking
+
+    anchors = _anchors(anchor)
     request = answer.request
     baseline = None if answer.baseline is None else anchored(request, answer.baseline, anchors)
     return replace(
@@ -113,11 +120,18 @@ def scale(
 
     `batch_rule` "fixed" keeps the global batch of the smallest count, "scaled" grows it with the GPUs.
     """
-    from advisor.search.scaling import scaling_curve
+    from advisor.search.scaling import Corrected, scaling_curve
 
     if options.pop("measured_tflops", None) is not None:
         raise InputError("a measured rate is one of one number of GPUs", "plan with a single number of GPUs")
-    request, points = scaling_curve(model, gpus, batch_rule, options)
+    anchor = options.pop("anchor", None)
+    corrected: Corrected | None = None
+    if anchor is not None:
+        from advisor.fit.anchor import anchored_ranking
+
+        anchors = _anchors(anchor)
+        corrected = lambda request, found: anchored_ranking(request, found, anchors)  # noqa: E731
+    request, points = scaling_curve(model, gpus, batch_rule, options, corrected)
     return Scaling(request, batch_rule, points)
 
 
@@ -139,10 +153,9 @@ def estimate(
     request, choice = single_request(model, gpus, megatron_args, options)
     answer = Estimate(request, *judge(request, choice))
     if anchor is not None and answer.candidate is not None:
-        from advisor.fit.anchor import anchored, read_anchors
+        from advisor.fit.anchor import anchored
 
-        anchors = read_anchors([anchor] if isinstance(anchor, str) else list(anchor))
-        answer = replace(answer, candidate=anchored(request, answer.candidate, anchors))
+        answer = replace(answer, candidate=anchored(request, answer.candidate, _anchors(anchor)))
     answer = _routed_estimate(answer)
     return replace(answer, measured=_measured(request, answer.candidate, reached))
 

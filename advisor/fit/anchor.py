@@ -140,8 +140,17 @@ def anchored(request: Request, candidate: Candidate, anchors: Sequence[Anchor]) 
 
 
 def anchored_ranking(request: Request, candidates: Sequence[Candidate], anchors: Sequence[Anchor]) -> list[Candidate]:
-    """Corrected candidates, the fastest first (as they were where memory is the objective), ranks counted anew."""
+    """Corrected candidates, ranks counted anew.
+
+    The order stays where memory is the objective, and where all are corrected alike; else the fastest comes first.
+    """
     found = [anchored(request, one, anchors) for one in candidates]
-    if request.objective == "throughput":
-        found.sort(key=lambda one: -(one.step.tokens_per_s_per_gpu if one.step else 0.0))
+    speeds = [one.step.tokens_per_s_per_gpu if one.step else 0.0 for one in found]
+    factors = [
+        own / before.step.tokens_per_s_per_gpu
+        for own, before in zip(speeds, candidates, strict=True)
+        if before.step is not None
+    ]
+    if request.objective == "throughput" and not np.allclose(factors, factors[:1], rtol=1e-9, atol=0.0):
+        found = [found[i] for i in np.argsort([-one for one in speeds], kind="stable")]
     return [replace(one, rank=rank) for rank, one in enumerate(found, 1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,12 +17,22 @@ from advisor.search.values import whole
 from advisor.spec.plan import Candidate, ScalingPoint
 
 COMPARED = ("tp", "pp", "vpp", "cp", "ep", "etp", "mbs")
+RANKED = 10
+"""Candidates of a count that measured runs may reorder."""
+Corrected = Callable[[Request, Sequence[Candidate]], Sequence[Candidate]]
 
 
 def scaling_curve(
-    model: str | Path, gpus: Sequence[int], batch_rule: Literal["fixed", "scaled"], options: PlanOptions
+    model: str | Path,
+    gpus: Sequence[int],
+    batch_rule: Literal["fixed", "scaled"],
+    options: PlanOptions,
+    corrected: Corrected | None = None,
 ) -> tuple[Request, tuple[ScalingPoint, ...]]:
-    """The request at the smallest count, and one point per count in ascending order."""
+    """The request at the smallest count, and one point per count in ascending order.
+
+    `corrected` ranks the first candidates of each count anew, by what was measured of jobs like them.
+    """
     counts = sorted({whole("gpus", count, 1, 10_000_000) for count in gpus})
     if len(counts) < 2:
         raise InputError("a scaling curve needs at least two GPU counts", "for example 64,128,256")
@@ -36,14 +46,16 @@ def scaling_curve(
         if batch_rule == "scaled":
             gbs, note = max(1, first.gbs * count // counts[0]), f"in proportion to that of {counts[0]} GPUs"
         own = {**settings, "gpus": Setting(count, settings["gpus"].origin), "gbs": Setting(gbs, batch_rule, note)}
-        points.append(_point(resolve(own), points))
+        points.append(_point(resolve(own), points, corrected))
     counted = first.with_setting("gpus", Setting(counts, settings["gpus"].origin))
     return counted, tuple(points)
 
 
-def _point(request: Request, before: Sequence[ScalingPoint]) -> ScalingPoint:
+def _point(request: Request, before: Sequence[ScalingPoint], corrected: Corrected | None) -> ScalingPoint:
     found = search_allowed(request)
     candidate = found.winner()
+    if corrected is not None:
+        candidate = next(iter(corrected(found.request, found.leading(RANKED))), None)
     fitting = [point.candidate for point in before if point.candidate is not None]
     grown, share = _grown(fitting[-1], candidate) if fitting and candidate else ("", None)
     return ScalingPoint(

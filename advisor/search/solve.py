@@ -56,10 +56,14 @@ class Found:
         remarks = [findings(job.model, job.cluster, job.workload, layout, knobs) for layout, knobs in chosen]
         return make_candidates(job, chosen, remarks)
 
+    def leading(self, count: int) -> tuple[Candidate, ...]:
+        """The best `count` candidates, fewer where fewer fit."""
+        first = self.best.take(np.arange(min(count, len(self.best))))
+        return tuple(self.candidates(tuple(self.choices(first).values())))
+
     def winner(self) -> Candidate | None:
         """The best candidate, or None when nothing fits."""
-        first = self.best.take(np.arange(min(1, len(self.best))))
-        return next(iter(self.candidates(tuple(self.choices(first).values()))), None)
+        return next(iter(self.leading(1)), None)
 
 
 @dataclass(frozen=True, slots=True)
