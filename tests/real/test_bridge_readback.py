@@ -98,9 +98,8 @@ def test_overlap_that_was_never_asked_for_is_seen_as_a_default(tmp_path: Path) -
         cfg.comm_overlap = None
 
     found = read_back(chosen, tmp_path / "job.log", change=without_overlap)
-    gone = lost(found)
-    assert gone["model.tp_comm_overlap"][0] == gone["ddp.overlap_grad_reduce"][0] == "silently off"
-    assert found.observed.settings["ddp.overlap_grad_reduce"].how == "default"
+    assert lost(found)["model.tp_comm_overlap"] == ("silently off", True, False)
+    assert found.observed.settings["model.tp_comm_overlap"].how == "default"
 
 
 def test_defaults_of_the_table_are_those_of_the_installed_core() -> None:
@@ -113,7 +112,8 @@ def test_defaults_of_the_table_are_those_of_the_installed_core() -> None:
     for section, kind in kinds.items():
         for field in dataclasses.fields(kind):
             made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-            usual[f"{section}.{field.name}"] = getattr(made, "name", list(made) if isinstance(made, tuple) else made)
+            plain = str(made) if str(made).startswith("torch.") else list(made) if isinstance(made, tuple) else made
+            usual[f"{section}.{field.name}"] = getattr(made, "name", plain)
     assert {key: usual.get(key, "gone") for key in core_defaults()} == core_defaults()
 
 
@@ -123,14 +123,13 @@ def test_sentences_of_the_table_are_in_the_installed_sources() -> None:
     for one in wordings().all:
         for part in one.source.split("; "):
             names, _, path = part.rpartition(" ")
-            if mark not in names or not path.startswith("megatron/bridge"):
+            if mark not in names or one.tells == "yaml":
                 continue
             spec = importlib.util.find_spec(path.removesuffix(".py").replace("/", "."))
-            assert spec is not None and spec.origin is not None
-            text = (
-                " ".join(Path(spec.origin).read_text(encoding="utf-8").split()).replace('" "', "").replace('" f"', "")
-            )
-            assert any(word.split("ConfigContainer")[0].rstrip(": ") in text for word in one.text), one.id
+            assert spec is not None
+            source = Path(str(spec.origin)).read_text(encoding="utf-8")
+            text = " ".join(source.split()).replace('" "', "").replace('" f"', "")
+            assert any(word in text for word in one.text), one.id
             checked += 1
     assert checked >= 12
 

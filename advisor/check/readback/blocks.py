@@ -18,11 +18,14 @@ from advisor.errors import InputError
 from advisor.export.bridge_values import OVERLAP_FIELDS
 
 Found = tuple[str, Any, Place, How]
+Writer = tuple[int | None, int | None]
+"""Rank and local rank, as far as the log tells."""
 _RULE = re.compile(r"\s*={20,}\s*$")
 _SECTION = re.compile(r"\s*\[(?P<name>\w+)\](?: Non-default values|:\s*$)")
 _DIFFERS = re.compile(r"\s{1,4}(?P<name>\w+): (?P<value>.*?)  \(Mcore default: .*\)\s*$")
 _HELD = re.compile(r"\s{1,4}(?P<name>\w+): (?P<value>.*)$")
 _YAML_LINE = re.compile(r"\s*(?:- |-$|[\w.'\"/-]+:(?:\s|$))|\s{2,}\S|\.\.\.$")
+_YAML_KEY = re.compile(r"(?P<inner> {0,3})(?P<name>\w+):")
 _LAUNCHED = re.compile(r"\s*(?P<name>nproc_per_node|min_nodes|max_nodes)\s*: (?P<count>\d+)\s*$")
 _SCORE = re.compile(r"\s*Rank=(?P<rank>\d+) Node=(?P<node>\S+) Score=(?P<score>[\d.]+)")
 FROM_CORE = ("model", "optimizer", "ddp")
@@ -33,8 +36,8 @@ class BlockReader(ABC):
 
     most = 4000
 
-    def __init__(self, head: Place, rank: int | None) -> None:
-        self.head, self.rank, self.left = head, rank, self.most
+    def __init__(self, head: Place, writer: Writer) -> None:
+        self.head, self.writer, self.left = head, writer, self.most
 
     @abstractmethod
     def take(self, rest: str, line: Place) -> None:
@@ -48,8 +51,8 @@ class BlockReader(ABC):
 class Summary(BlockReader):
     """`Configuration Summary (Non-Default Values vs Megatron Core)`: it stands between three rules of `=`."""
 
-    def __init__(self, head: Place, rank: int | None) -> None:
-        super().__init__(head, rank)
+    def __init__(self, head: Place, writer: Writer) -> None:
+        super().__init__(head, writer)
         self._section, self._rules = "", 0
         self._found: dict[str, Found] = {}
 
@@ -76,20 +79,26 @@ class Summary(BlockReader):
 class Yaml(BlockReader):
     """A ConfigContainer as YAML, from its `_target_` to the first line that is none."""
 
-    def __init__(self, head: Place, rank: int | None) -> None:
-        super().__init__(head, rank)
-        self._lines = [("_target_: ConfigContainer", head)]
+    def __init__(self, head: Place, writer: Writer) -> None:
+        super().__init__(head, writer)
+        self._lines = ["_target_: ConfigContainer"]
+        self._section = ""
+        self._places: dict[str, Place] = {}
 
     def take(self, rest: str, line: Place) -> None:
         """Read a line."""
-        if _YAML_LINE.match(rest):
-            self._lines.append((rest, line))
-        else:
+        if not _YAML_LINE.match(rest):
             self.left = 0
+            return
+        self._lines.append(rest)
+        if key := _YAML_KEY.match(rest):
+            self._section = self._section if key["inner"] else key["name"]
+            name = f"{self._section}.{key['name']}" if key["inner"] else self._section
+            self._places.setdefault(name, line)
 
     def found(self) -> Iterator[Found]:
         """All settings; what CommOverlapConfig decides later is left out, since the YAML only asks for it."""
-        text = "\n".join(rest for rest, _ in self._lines)
+        text = "\n".join(self._lines)
         try:
             mapping = load_mapping(self.head.file, text)
             reading = read_mapping(self.head.file, text, mapping) if mapping else None
@@ -100,7 +109,8 @@ class Yaml(BlockReader):
         asked = set(OVERLAP_FIELDS.values()) if any(key.startswith("comm_overlap.") for key in reading.values) else ()
         for key, value in reading.values.items():
             if key not in asked:
-                yield key, value.value, self._lines[max(value.line - 1, 0)][1], "dump"
+                place = self._places.get(".".join(key.split(".")[:2]), self.head)
+                yield key, value.value, place, "dump"
 
 
 class Launched(BlockReader):
@@ -108,8 +118,8 @@ class Launched(BlockReader):
 
     most = 30
 
-    def __init__(self, head: Place, rank: int | None) -> None:
-        super().__init__(head, rank)
+    def __init__(self, head: Place, writer: Writer) -> None:
+        super().__init__(head, writer)
         self._counts: dict[str, tuple[int, Place]] = {}
 
     def take(self, rest: str, line: Place) -> None:
@@ -129,8 +139,8 @@ class Scores(BlockReader):
 
     most = 20
 
-    def __init__(self, head: Place, rank: int | None) -> None:
-        super().__init__(head, rank)
+    def __init__(self, head: Place, writer: Writer) -> None:
+        super().__init__(head, writer)
         self.worst: tuple[float, str, Place] | None = None
 
     def take(self, rest: str, line: Place) -> None:

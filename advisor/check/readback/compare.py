@@ -14,6 +14,8 @@ from advisor.configure.chosen import Chosen
 
 Status = Literal["silently off", "differs", "effective", "not seen"]
 ORDER: tuple[Status, ...] = ("silently off", "differs", "effective", "not seen")
+# Texts that describe the job rather than turn something on.
+_DESCRIBE = ("model.pipeline_model_parallel_layout",)
 Outcome = Literal["silently off", "differs", "outside", "as planned", "not seen"]
 
 
@@ -91,7 +93,7 @@ def _status(observed: Observed, key: str, value: Any) -> Status:
         return "not seen"
     if same(value, seen.value) or _one(key, value, seen.value):
         return "effective"
-    lost = is_switch(value) and (plain(seen.value) is None or seen.off)
+    lost = is_switch(value) and key not in _DESCRIBE and (plain(seen.value) is None or seen.off)
     return "silently off" if lost else "differs"
 
 

@@ -14,7 +14,7 @@ from advisor.configure.chosen import Chosen
 from advisor.errors import InputError
 from advisor.export.bridge_values import OVERLAP_FIELDS, comm_overlap, sections
 from advisor.export.megatron import flag_groups
-from advisor.export.model_fields import model_facts
+from advisor.export.model_fields import model_facts, unsupported
 from advisor.export.subject import Subject, subject
 from advisor.export.words import plain
 
@@ -33,27 +33,32 @@ def planned(chosen: Chosen, observed: Observed) -> dict[str, Any]:
     """
     target = observed.framework if observed.framework == "megatron-lm" else "bridge"
     found = subject(chosen, target, observed.version)
-    written = _flags(found)
+    written = _flags(chosen, found)
     _require_same_model(chosen, written, observed)
     values: dict[str, Any] = {"gpus": chosen.cluster.gpus}
     values |= {key: plain(value) for _, rows in sections(found) for key, value in rows}
     values |= {path: comm_overlap(found)[name] for name, path in OVERLAP_FIELDS.items()}
     if target == "megatron-lm":
         known = megatron_defaults()
-        values = {key: one for key, one in values.items() if key == "gpus" or key in known and key not in _BRIDGE_ONLY}
+        both = {"gpus", "model.virtual_pipeline_model_parallel_size", *known} - {*_BRIDGE_ONLY}
+        values = {key: one for key, one in values.items() if key in both}
         values |= written
     else:
         values |= {key: written[key] for key in (*IDENTITY, *_OF_PRECISION) if key in written}
-    return {key: value for key, value in values.items() if key not in _PATHS}
+    idle = (*_PATHS, "model.cp_comm_type") if chosen.layout.cp == 1 else _PATHS
+    return {key: value for key, value in values.items() if key not in idle}
 
 
-def _flags(found: Subject) -> dict[str, Any]:
-    """What Megatron-LM's flags for the plan set."""
+def _flags(chosen: Chosen, found: Subject) -> dict[str, Any]:
+    """What Megatron-LM's flags for the plan set; of a model that they cannot describe only its size."""
+    size = {"model.num_layers": chosen.model.num_layers, "model.hidden_size": chosen.model.hidden}
+    facts = model_facts(chosen.model, str(chosen.request.settings["model"].value))
+    if unsupported(chosen.model, facts):
+        return size
     reading = Reading("plan", "megatron-args")
-    groups = flag_groups(found, model_facts(found.model, found.model.name))
-    words = [str(word) for _, rows in groups for row in rows for word in row]
+    words = [str(word) for _, rows in flag_groups(found, facts) for row in rows for word in row]
     flags.read(reading, words, KeyLines(""), bridge=False)
-    return {key: value.value for key, value in reading.values.items()}
+    return size | {key: value.value for key, value in reading.values.items()}
 
 
 def _require_same_model(chosen: Chosen, written: Mapping[str, Any], observed: Observed) -> None:
@@ -67,5 +72,3 @@ def _require_same_model(chosen: Chosen, written: Mapping[str, Any], observed: Ob
             f"{written[key]} in {chosen.model.name}, which {chosen.source} plans",
             "give the plan that this job was started from",
         )
-
-

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from advisor.check.readback.blocks import BlockReader, Launched, Scores, Summary, Yaml
-from advisor.check.readback.observed import How, Observed, Peak, Place, Remark, Seen
+from advisor.check.readback.observed import Observed, Peak, Place, Remark, Seen
 from advisor.check.readback.steps import StepTimes
 from advisor.check.readback.values import fields_of, value_of
 from advisor.check.readback.wording import Wording, wordings
@@ -21,7 +21,8 @@ from advisor.rules.lint.setup import Framework
 from advisor.spec.load.megatron.arguments import by_dest
 
 MOST_REMARKS = 40
-_BINARY_SHARE = 0.1
+_BINARY_SHARE = 0.05
+_CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\r\x1b")
 _BLOCKS: Mapping[str, type[BlockReader]] = {
     "summary": Summary, "yaml": Yaml, "launcher": Launched, "scores": Scores,
 }  # fmt: skip
@@ -89,8 +90,9 @@ class _Gathered:
     def begin(self, source: Source) -> None:
         """The next log."""
         if source.path is not None and source.path.is_file():
-            head = source.path.open("rb").read(4096) if source.path.suffix != ".gz" else b""
-            if head.count(b"\0") > _BINARY_SHARE * len(head):
+            with source.open() as stream:
+                head = stream.read(4096)
+            if len(head) - len(head.translate(None, _CONTROLS)) > _BINARY_SHARE * len(head):
                 raise InputError(f"{source.name}: binary, not a log", _HINT)
         self._source = source
         self._files.append(source.name)
@@ -111,8 +113,8 @@ class _Gathered:
         head = next((kind for kind, _ in met if kind.tells in _BLOCKS), None)
         if head is not None:
             self._close()
-            self._block = _BLOCKS[head.tells](line, hit.tag.rank)
-        elif self._block is not None and not met and hit.tag.rank == self._block.rank:
+            self._block = _BLOCKS[head.tells](line, (hit.tag.rank, hit.tag.local_rank))
+        elif self._block is not None and not met and (hit.tag.rank, hit.tag.local_rank) == self._block.writer:
             self._block.take(hit.tag.rest, line)
         for kind, parts in met:
             self._means(kind, parts, hit)
@@ -141,19 +143,19 @@ class _Gathered:
         self.seen_any = True
         if kind.framework in ("bridge", "megatron-lm"):
             self._frameworks.append(kind.framework) if kind.framework not in self._frameworks else None
-        seen = Seen(hit.source.name, hit.number, hit.text, None, "message", kind.off, parts.get("why", ""))
+        seen = Seen(hit.source.name, hit.number, hit.text, None, "message", kind.dropped, parts.get("why", ""))
         for key, stated in kind.holds.items():
             value = _filled(stated, parts)
             if value is not _MISSING:
-                self._hold(key, Seen(seen.file, seen.line, seen.text, value, "message", kind.off, seen.why))
+                self._hold(key, Seen(seen.file, seen.line, seen.text, value, "message", kind.dropped, seen.why))
         handler = self._handlers.get(kind.tells)
         if handler is not None:
             handler(kind, parts, seen, hit)
 
     def _hold(self, key: str, seen: Seen) -> None:
-        """A setting; a sentence that says the same as a later dump stays, since it says why."""
+        """A setting; where a later dump or default says the same, the line that said why, or said it at all, stays."""
         before = self._settings.get(key)
-        if before is not None and before.how == "message" and before.value == seen.value:
+        if before is not None and before.value == seen.value and (before.how == "message" or seen.how == "default"):
             return
         self._settings[key] = seen
 
@@ -202,9 +204,10 @@ class _Gathered:
                 len(self._peaks),
             )  # fmt: skip
         gpus = self._settings.pop("gpus", None)
+        remarks = sorted(self._remarks.values(), key=lambda one: (self._files.index(one.file), one.line))
         return Observed(
             framework, self._version(framework), self._settings, gpus, self._times.steps() or self._short.steps(), peak,
-            tuple(self._remarks.values()), tuple(self._files), self.lines, tuple(self._problems),
+            tuple(remarks), tuple(self._files), self.lines, tuple(self._problems),
         )  # fmt: skip
 
     def _framework(self) -> Framework | None:
@@ -218,7 +221,7 @@ class _Gathered:
         if framework == "megatron-lm" and dumped:
             return "0.19" if "model.cuda_graph_modules" in dumped else "0.16"
         if framework == "bridge" and dumped:
-            return "0.6" if any(key.startswith(("validation.", "dataset.")) for key in dumped) else "0.3"
+            return "0.6" if any(key.startswith("validation.") for key in dumped) else "0.3"
         return None
 
 

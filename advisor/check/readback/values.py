@@ -51,11 +51,16 @@ def fields_of(record: str) -> Iterator[tuple[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """A value in the one form that is compared: every way to say "off" is None, words are sorted, dtypes are short."""
+    """A value in the one form that is compared.
+
+    Every way to say "off" is None, dtypes are short, words are sorted, and a list of one is its member.
+    """
     if isinstance(value, str):
         value = _DTYPES.get(value, _LONG.get(value, value))
     if isinstance(value, list | tuple):
         value = [plain(one) for one in value]
+        if len(value) == 1:
+            return value[0]
         if all(isinstance(one, str) for one in value):
             value = sorted(value)
     if value is None or value is False or value in ("none", "None", "", []):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class Wording:
     text: tuple[str, ...]
     regex: re.Pattern[str] | None
     holds: Mapping[str, Any]
-    off: bool
+    dropped: bool
     tells: str
     unit_bytes: float
     example: str
@@ -42,12 +43,13 @@ class Wording:
 
 @dataclass(frozen=True, slots=True)
 class Wordings:
-    """All sentences, names of other programs by what they print, and how far a measured peak may be off."""
+    """All sentences, names of other programs by what they print, how far a measured peak may be off, what is shown."""
 
     all: tuple[Wording, ...]
     others: tuple[tuple[str, str], ...]
     memory_share: float
     memory_source: str
+    shown: tuple[str, ...]
     gate: Gate
 
     def confirm(self, line: str, marks: tuple[int, ...]) -> tuple[int, ...]:
@@ -73,7 +75,9 @@ def wordings() -> Wordings:
         texts = [*((index, text) for index, one in enumerate(found) for text in one.text),
                  *((len(found) + index, text) for index, (_, text) in enumerate(others))]  # fmt: skip
         gate = Gate([(mark, shape_of(text.encode())) for mark, text in texts])
-        return Wordings(found, others, float(table["memory"]["share"]), str(table["memory"]["source"]), gate)
+        return Wordings(
+            found, others, float(table["memory"]["share"]), str(table["memory"]["source"]), tuple(table["shown"]), gate
+        )
     except (KeyError, TypeError, ValueError, re.error, yaml.YAMLError) as problem:
         raise EnvironmentMissingError(f"presets/check/readback.yaml is malformed: {problem!r}") from problem
 
@@ -81,7 +85,7 @@ def wordings() -> Wordings:
 def _wording(row: Mapping[str, Any]) -> Wording:
     return Wording(
         row["id"], row["framework"], tuple(row["text"]), re.compile(row["regex"]) if "regex" in row else None,
-        row.get("holds", {}), row.get("off", False), row.get("tells", ""), float(row.get("unit_bytes", 0)),
+        row.get("holds", {}), row.get("dropped", False), row.get("tells", ""), float(row.get("unit_bytes", 0)),
         row["example"], row["source"],
     )  # fmt: skip
 
@@ -89,5 +93,5 @@ def _wording(row: Mapping[str, Any]) -> Wording:
 @lru_cache(maxsize=1)
 def core_defaults() -> Mapping[str, Any]:
     """Defaults of Megatron-Core's configuration classes: what a summary of differences leaves out."""
-    found: Mapping[str, Any] = yaml.safe_load(preset("check/core_defaults.json"))["defaults"]
+    found: Mapping[str, Any] = json.loads(preset("check/core_defaults.json"))["defaults"]
     return found
