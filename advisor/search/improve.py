@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from advisor import data
 from advisor.search.candidates import make_candidates
+from advisor.search.dials import KNOB_DIALS
 from advisor.search.explain import price
 from advisor.search.improve_measured import Measured
 from advisor.search.improve_turns import Turn, mathematics, pinned, turns, words
@@ -48,7 +49,8 @@ class Improvement:
     `verdict` is fits, tight (fits, but leaves less than the headroom asked for), or oom. `gain` is the relative change
     of tokens/s against today, between `low` and `high` in `pairs.yaml`'s share of measured pairs; None where today is
     illegal. `kind` is fitted where measured pairs turn these dials, else assumed. `mathematics` says what changes
-    about the training, "" where nothing does. `choice` is what is asked for, `candidate` what then takes effect.
+    about the training, "" where nothing does. `choice` is what is asked for, `candidate` what then takes effect;
+    `restores` names knobs that are asked for today, are lost, and then take effect.
     """
 
     turns: tuple[Turn, ...]
@@ -65,6 +67,7 @@ class Improvement:
     freed_bytes: float | None
     risks: tuple[str, ...]
     mathematics: str
+    restores: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -168,6 +171,7 @@ class _Pricing:
         self.request, self.asked, self.settle, self.measured = request, asked, settle, measured
         held = replace(asked, knobs=settle(asked.layout, asked.knobs))
         whole = request.replaced(reserve_bytes=0.0)
+        self.held = held.knobs
         verdict, self.predicted, self.findings = judge(whole, held)
         self.now = None if self.predicted is None else self.corrected(self.predicted)
         self.verdict: Verdict = verdict if self.now is None else self.fit(self.now)
@@ -248,6 +252,18 @@ class _Pricing:
             freed_bytes=freed,
             risks=tuple(self._risks(change, said, candidate)),
             mathematics=mathematics(before, after),
+            restores=self._restored(choice.knobs, candidate.knobs),
+        )
+
+    def _restored(self, asked: Knobs, held: Knobs) -> tuple[str, ...]:
+        """Switches that are on in both requests and off in effect today, but not after the change."""
+        today = self.asked.knobs
+        return tuple(
+            name
+            for name in KNOB_DIALS
+            if getattr(today, name) is True is getattr(asked, name)
+            and not getattr(self.held, name)
+            and getattr(held, name)
         )
 
     def _risks(self, change: tuple[Turn, ...], said: Sequence[tuple[str, str]], candidate: Candidate) -> Iterable[str]:
@@ -280,9 +296,8 @@ class _Pricing:
 
 
 def _kind(change: tuple[Turn, ...]) -> Literal["fitted", "assumed"]:
-    seen = pair_errors()["seen"]
-    names = {"full_uniform" if turn.knobs.get("full_uniform") else turn.name for turn in change}
-    return "fitted" if names <= {*seen} else "assumed"
+    names = {turn.name if {*turn.knobs} != {"full_uniform"} else "full_uniform" for turn in change}
+    return "fitted" if names <= {*pair_errors()["seen"]} else "assumed"
 
 
 def _interval(gain: float, candidate: Candidate, turned: int) -> tuple[float, float]:

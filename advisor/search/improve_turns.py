@@ -54,6 +54,8 @@ class Turn:
         layout: Layout | None = choice.layout
         if self.size is not None:
             layout = with_size(request, choice.layout, self.name, self.size)
+            if layout is not None and self.name == "tp" and _follows(request, choice.layout):
+                layout = with_size(request, layout, "etp", self.size)
         elif self.sp is not None:
             layout = dataclasses.replace(choice.layout, sp=self.sp)
         if self.request is not None:
@@ -64,6 +66,11 @@ class Turn:
         if self.knobs.get("fsdp") and choice.knobs.fsdp is Fsdp.none:
             request = _without_fusion(request)
         return request, Choice(layout, dataclasses.replace(choice.knobs, **self.knobs), choice.remarks)
+
+
+def _follows(request: Request, layout: Layout) -> bool:
+    """Whether the expert grid of a dense model is Megatron-LM's: there ETP is TP unless somebody says otherwise."""
+    return not request.model.is_moe and request.workload.software == "megatron-lm" and layout.etp == layout.tp
 
 
 @lru_cache(maxsize=8)

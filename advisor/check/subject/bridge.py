@@ -17,10 +17,9 @@ from advisor.errors import AdvisorError
 from advisor.rules.lint import Setup
 from advisor.rules.lint.setup import full_name
 from advisor.search.sources import Setting
-from advisor.spec.load.megatron import read_megatron_args
+from advisor.spec.load.megatron import MegatronJob, read_megatron_args
 from advisor.spec.load.megatron.arguments import by_dest
 from advisor.spec.load.model import load_model, model_names
-from advisor.spec.model import Model
 from advisor.spec.precision import PRECISIONS
 
 SIZES = {"tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "mbs": "mbs", "gbs": "gbs", "seq_len": "seq"}
@@ -95,8 +94,8 @@ class Reader:
         return None if value is None else tuple(map(str, value))
 
 
-def settings(setup: Setup, model: str | None) -> tuple[dict[str, Setting], Model | None]:
-    """Settings by our names, and the model itself where the files spell it out instead of naming it.
+def settings(setup: Setup, model: str | None) -> tuple[dict[str, Setting], MegatronJob | None]:
+    """Settings by our names, and a job of that model where the files spell the model out instead of naming it.
 
     `model` is the name that an option gives: it wins over what the files say.
     """
@@ -106,11 +105,11 @@ def settings(setup: Setup, model: str | None) -> tuple[dict[str, Setting], Model
     spelled = provider_model(setup) if named is None else None
     if named is not None and model is None:
         found["model"] = Setting(named, f"recipe {reader.recipe}")
-    elif spelled is not None:
-        found["model"] = Setting(spelled.name, "fields of the model in the file")
-    trained = spelled if named is None else load_model(named)
-    if trained is None:
+    if spelled is None and named is None:
         return found, None
+    if spelled is not None:
+        found["model"] = Setting(spelled.model.name, "fields of the model in the file")
+    trained = load_model(str(named)) if spelled is None else spelled.model
     reader.row = vendor_row(reader.recipe, trained)
     found |= dict(_all(reader))
     if not trained.is_moe:
@@ -149,8 +148,8 @@ def _plain(name: str) -> str:
     return name.replace("-", "_").replace(".", "").lower()
 
 
-def provider_model(setup: Setup) -> Model | None:
-    """The model that the fields of a provider describe, read as Megatron arguments; None where it is not described."""
+def provider_model(setup: Setup) -> MegatronJob | None:
+    """A job of the model that the fields of a provider describe; None where they describe none."""
     if not (setup.number("num_layers") and setup.number("hidden_size") and setup.number("num_attention_heads")):
         return None
     mapping: dict[str, Any] = {"micro_batch_size": 1, "seq_length": setup.number("seq") or 4096, "swiglu": False}
@@ -167,7 +166,7 @@ def provider_model(setup: Setup) -> Model | None:
     for name in ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", "recompute_granularity",
                  "recompute_method", "recompute_num_layers", "pipeline_model_parallel_layout"):  # fmt: skip
         mapping.pop(name, None)
-    return read_megatron_args(mapping, name="bridge-config").model
+    return read_megatron_args(mapping, name="bridge-config")
 
 
 def _sizes(reader: Reader) -> Iterator[tuple[str, Setting]]:

@@ -71,8 +71,10 @@ def _sizes(layout: Layout) -> tuple[int | bool, ...]:
     return layout.tp, layout.sp, layout.pp, layout.vpp, layout.cp, layout.ep, layout.dp
 
 
-def seen_fields(fields: tuple[Field, ...], asked: Knobs, seen: Mapping[str, tuple[Any, Seen]]) -> tuple[Field, ...]:
-    """The fields with those replaced that the log contradicts; what was asked for and is off is silent."""
+def seen_fields(
+    fields: tuple[Field, ...], asked: Knobs, seen: Mapping[str, tuple[Any, Seen]], observed: Observed
+) -> tuple[Field, ...]:
+    """The fields with those replaced that the log contradicts; what it says to be off names the line as source."""
     said = {}
     for knob, (value, line) in seen.items():
         section, name = NAMES.get(knob, tuple(DISPATCHER.split(".")))
@@ -85,4 +87,15 @@ def seen_fields(fields: tuple[Field, ...], asked: Knobs, seen: Mapping[str, tupl
         said[f"{section}.{name}"] = Field(
             section, name, before, shown, "silent" if lost else "automatic", f"{why}: {line.text.strip()}", source
         )
-    return tuple(said.pop(one.path, one) for one in fields) + tuple(said.values())
+    kept = tuple(said[one.path] if one.path in said else _confirmed(one, observed) for one in fields)
+    known = {one.path for one in fields}
+    return kept + tuple(one for path, one in said.items() if path not in known)
+
+
+def _confirmed(field: Field, observed: Observed) -> Field:
+    """A field that is silently off, with the line of the log that says so."""
+    seen = observed.settings.get(field.path)
+    said = seen is not None and (seen.off or seen.how == "message") and seen.value == field.effective
+    if seen is None or not said or field.outcome != "silent":
+        return field
+    return replace(field, source=f"{seen.file}:{seen.line}: {seen.text.strip()}"[:160])

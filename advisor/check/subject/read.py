@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,7 +27,6 @@ from advisor.search.request import Request
 from advisor.search.single import ARGUMENT_FILE, SIZES, Choice, fill_from, settled
 from advisor.search.sources import Setting, merge
 from advisor.spec.load.megatron import MegatronJob
-from advisor.spec.model import Model
 
 FLAG = "flag"
 NEEDED = {
@@ -70,7 +70,7 @@ def read_subject(
     if observed is not None:
         require_same_job(observed, choice, str(path))
         seen = forced(observed, settle(choice.layout, choice.knobs))
-        settle, fields = settle_as_seen(settle, choice, seen), seen_fields(fields, choice.knobs, seen)
+        settle, fields = settle_as_seen(settle, choice, seen), seen_fields(fields, choice.knobs, seen, observed)
     held = settle(choice.layout, choice.knobs)
     return Subject(
         reading=reading,
@@ -96,22 +96,23 @@ def _of_plan(path: str, found: Mapping[str, Setting]) -> tuple[Request, Choice]:
 
 def _of_settings(reading: Reading, setup: Setup, found: dict[str, Setting]) -> tuple[Request, Choice]:
     job: MegatronJob | None = None
-    model: Model | None = None
+    spelled: MegatronJob | None = None
     if setup.framework == "megatron-lm":
         job = megatron_job(reading, found)
         fill_from(job, found, FLAG)
-        if not job.model.is_moe:
-            found["etp"] = Setting(1, "no experts")
     elif setup.framework == "bridge":
         named = found.get("model")
-        said, model = bridge.settings(setup, None if named is None else str(named.value))
+        said, spelled = bridge.settings(setup, None if named is None else str(named.value))
         _take(found, said)
     else:
         _take(found, words(setup))
     _launch(found, setup, reading)
     _open(found, setup, reading)
     _complete(found, reading, job)
-    return settled(found, job, FLAG, model)
+    if spelled is None:
+        return settled(found, job, FLAG)
+    request, choice = settled(found, None, FLAG, spelled.model)
+    return request, replace(choice, remarks=spelled.findings)
 
 
 def _take(found: dict[str, Setting], said: Mapping[str, Setting]) -> None:

@@ -119,8 +119,8 @@ def _mapping(text: str, changes: Sequence[Edit], *, nested: bool) -> str:
     if text.lstrip().startswith("{"):
         return _json(text, changes, nested=nested)
     for edit in changes:
-        section, _, name = edit.key.partition(".") if nested else ("", "", edit.key)
-        text = _yaml_key(text, section, name if nested and name else edit.key, edit)
+        section, _, name = edit.key.rpartition(".") if nested else ("", "", edit.key)
+        text = _yaml_key(text, section, name, edit)
     return text
 
 

@@ -60,6 +60,7 @@ def _blocks(answer: Improved, verbose: bool) -> Iterator[Block]:
     yield _settings(answer)
     yield from _requested(answer, verbose)
     yield from _findings(answer, verbose)
+    yield from _remarks(answer)
     yield from _environment(answer, verbose)
     yield from _changes(answer, verbose)
     yield from _ends(answer)
@@ -142,6 +143,13 @@ def _findings(answer: Improved, verbose: bool) -> Iterator[Block]:
     yield Table("what advisor check says", columns, rows)
 
 
+def _remarks(answer: Improved) -> Iterator[Block]:
+    """What the reader of Megatron's arguments had to assume, and what no formula counts."""
+    rows = tuple((one.message, one.fix) for one in answer.found.findings if one.rule.startswith("megatron-args."))
+    if rows:
+        yield Table("assumed while reading", (Column("what", "text"), Column("option", "text")), rows)
+
+
 def _environment(answer: Improved, verbose: bool) -> Iterator[Block]:
     """Variables that the files set otherwise than the job wants; with `verbose` also those they do not set."""
     subject = answer.subject
@@ -192,6 +200,7 @@ def _row(one: Change, *, offer: bool) -> tuple[str, ...]:
     said = [f"{name} {old} -> {new}" for name, old, new in zip(priced.names, priced.before, priced.after, strict=True)]
     ends = NONE if priced.low is None or priced.high is None else f"{gain(priced.low)} to {gain(priced.high)}"
     risks = [priced.mathematics] if offer else []
+    risks += [f"restores {', '.join(priced.restores)}"] if priced.restores else []
     risks += priced.risks
     if priced.low is not None and priced.low <= 0 < (priced.gain or 0.0):
         risks.append("may be no gain")

@@ -87,6 +87,7 @@ def _change(answer: Improved, one: Change) -> dict[str, Any]:
         "headroom_gib": in_gib(memory.budget_bytes - memory.peak_device_bytes),
         "freed_gib": in_gib(priced.freed_bytes),
         "risks": list(priced.risks),
+        "restores": list(priced.restores),
         "mathematics": priced.mathematics or None,
         "edits": [
             {"write": written(answer.subject, edit), "where": edit.where or None, "remove": edit.drop}
