@@ -9,7 +9,7 @@ import numpy as np
 
 from advisor import data
 from advisor.rules.rule import NEVER, SCH, Case, Row, Rule, always
-from advisor.spec.layout import Array, CudaGraph, Dispatcher
+from advisor.spec.layout import Array, CudaGraph, Dispatcher, Fsdp
 from advisor.spec.load.fields import read_yaml_mapping
 
 SKILLS = "MB:skills/nemo-mbridge-perf"
@@ -128,6 +128,31 @@ LESSONS = (
         lambda r: f"scoped CUDA graphs around the {r.knobs.dispatcher.name} dispatcher: the host still waits for token"
         " counts in every layer; that capture succeeds is no proof of a gain (42.00 s with, 41.36 s without, measured)",
         lambda r: "compare a step with cuda_graph=none",
+        targets=("advisor",),
+    ),
+    Rule(
+        "unfused-attention", "slow", (), "ML:megatron/core/transformer/dot_product_attention.py",
+        lambda c: always(c.workload.attention_impl == "unfused" and c.workload.mode == "train"),
+        lambda r: "unfused attention reads and writes score matrices of"
+        f" {r.workload.seq_len} x {r.workload.seq_len} per head in every layer, which a fused kernel never stores",
+        lambda r: "attention_impl=fused",
+    ),
+    Rule(
+        "dp-traffic-shows", "slow", ("overlap_grad_reduce", "dp", "cp", "fsdp"),
+        "ML:megatron/core/distributed/distributed_data_parallel_config.py; MB:docs/training/communication-overlap.md",
+        lambda c: _training(
+            c, ~c.columns.overlap_grad_reduce & (c.columns.dp * c.columns.cp > 1) & (c.columns.fsdp == Fsdp.none)
+        ),
+        lambda r: f"gradients of {r.layout.dp} data-parallel ranks are reduced after the backward pass, not beside it",
+        lambda r: "overlap_grad_reduce=true",
+        targets=("advisor",),
+    ),
+    Rule(
+        "tp-without-sp", "info", ("tp", "sp"), "arXiv:2205.05198 section 4.2; MB:docs/performance-guide.md",
+        lambda c: (c.columns.tp > 1) & ~c.columns.sp,
+        lambda r: f"without sequence parallelism all {r.layout.tp} tensor-parallel ranks keep and compute the same"
+        " norms and dropouts",
+        lambda r: "sp=true",
         targets=("advisor",),
     ),
     Rule(
