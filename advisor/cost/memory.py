@@ -64,9 +64,18 @@ class MemoryColumns:
         return np.broadcast_to(largest(peaks), self.columns.shape)
 
     @cached_property
+    def outside(self) -> dict[str, Array]:
+        """Device memory outside of the allocator that depends on no stage and no moment."""
+        return {
+            "context": np.asarray(memory_facts()["context_bytes"].value),
+            "nccl": nccl_bytes(self.model, self.workload, self.columns),
+            "ep_buffers": ep_buffer_bytes(self.model, self.cluster, self.workload, self.columns),
+        }
+
+    @cached_property
     def device_bytes(self) -> Array:
         """Most memory in use on the fullest rank's GPU, with what lies outside of the allocator."""
-        beside = _beside(self.model, self.cluster, self.workload, self.columns)
+        beside = self.outside["context"] + self.outside["nccl"] + self.outside["ep_buffers"]
         factor = 1.0 + _dynamic_share(self.columns)
         peaks = [
             _dynamic(part.moments) * factor + (_sum(part.static) + (beside + part.graph_inputs)) for part in self.parts
@@ -141,12 +150,6 @@ def _stages(
     return [build(model, cluster, workload, columns, stage) for stage in stages]
 
 
-def _beside(model: Model, cluster: Cluster, workload: Workload, columns: Columns) -> Array:
-    """Device memory that depends on no stage and no moment."""
-    context = memory_facts()["context_bytes"].value
-    return context + nccl_bytes(model, workload, columns) + ep_buffer_bytes(model, cluster, workload, columns)
-
-
 def _dynamic_share(columns: Columns) -> Array:
     """Fragmentation and full-iteration graph pool, as a share of what is allocated and freed within a step."""
     facts = memory_facts()
@@ -196,11 +199,7 @@ def _estimate(sizes: MemoryColumns, index: int) -> MemoryEstimate:
     facts = memory_facts()
     share = facts["fragmentation_share"].value
     graph = value(_dynamic_share(columns)) - share
-    beside = {
-        "context": facts["context_bytes"].value,
-        "nccl": value(nccl_bytes(sizes.model, sizes.workload, columns)),
-        "ep_buffers": value(ep_buffer_bytes(sizes.model, sizes.cluster, sizes.workload, columns)),
-    }
+    beside = {name: value(term) for name, term in sizes.outside.items()}
     best: tuple[float, int, str, dict[str, float]] | None = None
     table: dict[int, MappingProxyType[str, float]] = {}
     for part in sizes.parts:

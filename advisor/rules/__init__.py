@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from advisor.rules import experts, grid, lessons, optimizer, pipeline, recompute, speed
-from advisor.rules.rule import Case, Row, Rule, Verdicts, answer, judge
+from advisor.rules.rule import Case, Row, Rule, Verdicts, answers, judge
 from advisor.rules.weights import document_lines
 from advisor.spec.hardware import Cluster
 from advisor.spec.layout import Columns, Knobs, Layout
@@ -56,7 +58,8 @@ def job_findings(model: Model, cluster: Cluster, workload: Workload) -> tuple[Fi
     split, gpus = PipelineSplit(1, 1, (model.num_layers,)), cluster.gpus
     sizes = dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp", "mbs"), 1)
     layout = Layout(**sizes, dp=gpus, edp=gpus, gbs=gpus, sp=False, split=split)
-    return answer([one for one in STOP if not one.fields], Row(model, cluster, workload, layout, Knobs()))
+    (found,) = answers([one for one in STOP if not one.fields], [Row(model, cluster, workload, layout, Knobs())])
+    return found
 
 
 def findings(model: Model, cluster: Cluster, workload: Workload, layout: Layout, knobs: Knobs) -> tuple[Finding, ...]:
@@ -64,4 +67,12 @@ def findings(model: Model, cluster: Cluster, workload: Workload, layout: Layout,
 
     `layout.dp` must be at least 1 (`max(1, gpus // (tp * pp * cp))` where they do not divide).
     """
-    return answer(RULES, Row(model, cluster, workload, layout, knobs))
+    (found,) = findings_of_all(model, cluster, workload, [(layout, knobs)])
+    return found
+
+
+def findings_of_all(
+    model: Model, cluster: Cluster, workload: Workload, chosen: Sequence[tuple[Layout, Knobs]]
+) -> tuple[tuple[Finding, ...], ...]:
+    """The `findings` about each of many layouts with knobs, asked at once."""
+    return answers(RULES, [Row(model, cluster, workload, layout, knobs) for layout, knobs in chosen])

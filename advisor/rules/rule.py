@@ -201,8 +201,15 @@ def judge(rules: Sequence[Rule], case: Case) -> Verdicts:
     return Verdicts(case.columns.shape, {rule: mask for rule, mask in asked.items() if mask.any()})
 
 
-def answer(rules: Sequence[Rule], row: Row) -> tuple[Finding, ...]:
-    """Findings of all broken `rules` about one row, in the order of the rules."""
-    case = Case(row.model, row.cluster, row.workload, table([row.layout], [row.knobs]))
-    broken = [rule for rule in rules if bool(np.asarray(rule.broken(case)).any())]
-    return tuple(Finding(rule.id, rule.severity, rule.message(row), rule.fix(row)) for rule in broken)
+def answers(rules: Sequence[Rule], rows: Sequence[Row]) -> tuple[tuple[Finding, ...], ...]:
+    """Findings of all broken `rules` about each of some rows of one job, in the order of the rules."""
+    if not rows:
+        return ()
+    job = rows[0]
+    case = Case(job.model, job.cluster, job.workload, table([row.layout for row in rows], [row.knobs for row in rows]))
+    asked = [(rule, np.asarray(rule.broken(case))) for rule in rules]
+    broken = [(rule, np.broadcast_to(mask, (len(rows),)).tolist()) for rule, mask in asked if mask.any()]
+    return tuple(
+        tuple(Finding(rule.id, rule.severity, rule.message(row), rule.fix(row)) for rule, mask in broken if mask[i])
+        for i, row in enumerate(rows)
+    )

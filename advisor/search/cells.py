@@ -42,9 +42,9 @@ class Cells:
 
         A cell costs `CELL_ENTRIES` entries of its own for what depends on nothing within it.
         """
-        rows = np.unique(self.local_row(cells))
+        rows = np.count_nonzero(np.bincount(self.local_row(cells)))
         choices = self.legal.size // len(self.rows)
-        if len(cells) * (CELL_ENTRIES + self.size) < len(rows) * (CELL_ENTRIES + choices):
+        if len(cells) * (CELL_ENTRIES + self.size) < rows * (CELL_ENTRIES + choices):
             return self, cells
         left = np.zeros(len(self), dtype=np.bool_)
         left[cells] = True

@@ -144,13 +144,13 @@ def _offer(found: Found, parts: tuple[Part, ...], allowance: Allowance) -> Offer
         return None
     request, rows = made
     other = search_parts(request, rows)
-    candidate = other.winner()
-    if candidate is None:
+    if not len(other.best):
         return None
     before, after = rate(found.request, found.best), rate(request, other.best)
     gain = None if before is None or after is None else after / before - 1
     freed = float(found.best.device_bytes[0] - other.best.device_bytes[0]) if len(found.best) else None
-    if not _useful(request, gain, freed):
+    candidate = other.winner() if _useful(request, gain, freed) else None
+    if candidate is None:
         return None
     return Offer(allowance.name, allowance.title, gain, freed, dataclasses.replace(candidate, rank=0))
 

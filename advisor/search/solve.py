@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from advisor.rules import findings
+from advisor.rules import findings_of_all
 from advisor.search import rank
 from advisor.search.candidates import make_candidates
 from advisor.search.merge import regroup
@@ -53,7 +53,7 @@ class Found:
     def candidates(self, chosen: Sequence[tuple[Layout, Knobs]]) -> tuple[Candidate, ...]:
         """Layouts with knobs as candidates ranked in the order given, with what the rules remark about each."""
         job = self.request
-        remarks = [findings(job.model, job.cluster, job.workload, layout, knobs) for layout, knobs in chosen]
+        remarks = findings_of_all(job.model, job.cluster, job.workload, chosen)
         return make_candidates(job, chosen, remarks)
 
     def leading(self, count: int) -> tuple[Candidate, ...]:

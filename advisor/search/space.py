@@ -166,7 +166,8 @@ def _join(
     left: Mapping[str, Array], left_home: Array, right: Mapping[str, Array], right_home: Array
 ) -> dict[str, Array]:
     """Every left row with every right row of the same home; homes are ascending."""
-    homes = np.intersect1d(left_home, right_home)
+    most = 1 + max(left_home.max(initial=0), right_home.max(initial=0))
+    homes = np.flatnonzero(np.bincount(left_home, minlength=most) * np.bincount(right_home, minlength=most))
     starts = [np.searchsorted(home, homes, side) for home in (left_home, right_home) for side in ("left", "right")]
     lefts, rights = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for a, b, c, d in zip(*starts, strict=True):
