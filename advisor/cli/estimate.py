@@ -10,6 +10,7 @@ from advisor.cli import render
 from advisor.cli.options import (
     GPUS,
     MODEL,
+    ROUTER_STATS,
     SectionCommand,
     anchor_options,
     given,
@@ -39,7 +40,7 @@ OPTIONS = (
 )
 
 
-@click.command("estimate", cls=SectionCommand)
+@click.command("estimate", cls=SectionCommand, epilog=ROUTER_STATS)
 @with_options(OPTIONS)
 @output_options
 def command(output: render.Output, model: Any, gpus: Any, megatron_args: str | None, **options: Any) -> int:

@@ -29,6 +29,12 @@ FSDP = ("none", "optim", "optim_grads", "optim_grads_params")
 DTYPES = ("fp32", "bf16", "fp16", "fp8")
 
 
+ROUTER_STATS = """Forms of --router-stats FILE: CSV with a header layer,expert,tokens, or layer,0,1,2,... with a column
+per expert (a column iteration is summed over); files or the folder that Megatron-LM 0.19 saves with
+--save-tokens-per-expert-interval or --moe-routing-trace-path; a log with lines that name a layer and list its
+tokens_per_expert. Layers are numbered from 0 or from 1 and must be all expert layers of the model."""
+
+
 class SectionOption(click.Option):
     """An option that belongs to a section of the help page."""
 

@@ -9,6 +9,7 @@ import click
 from advisor.cli import render
 from advisor.cli.options import (
     MODEL,
+    ROUTER_STATS,
     SEVERAL_GPUS,
     SectionCommand,
     anchor_options,
@@ -37,7 +38,7 @@ OPTIONS = (
 )
 
 
-@click.command("plan", cls=SectionCommand)
+@click.command("plan", cls=SectionCommand, epilog=ROUTER_STATS)
 @with_options(OPTIONS)
 @output_options
 def command(output: render.Output, model: Any, gpus: Counts, **options: Any) -> int:

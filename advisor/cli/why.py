@@ -10,6 +10,7 @@ from advisor.cli import render
 from advisor.cli.options import (
     GPUS,
     MODEL,
+    ROUTER_STATS,
     SectionCommand,
     given,
     job_options,
@@ -31,7 +32,7 @@ OPTIONS = (
 )
 
 
-@click.command("why", cls=SectionCommand)
+@click.command("why", cls=SectionCommand, epilog=ROUTER_STATS)
 @with_options(OPTIONS)
 @output_options
 def command(output: render.Output, model: Any, gpus: Any, **options: Any) -> int:
