@@ -64,6 +64,7 @@ def _complete(values: dict[str, Any]) -> dict[str, Any]:
     return {"model.calculate_per_token_loss": False, **values}
 
 
+@lru_cache(maxsize=256)
 def model_name(name: str) -> str:
     """The preset that a recipe's name stands for; the name itself where the table does not know it."""
     split = _NAME.match(name)

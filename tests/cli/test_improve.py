@@ -272,7 +272,7 @@ def test_recipes_of_the_vendor_are_read_and_edited(tmp_path, recipe):
         assert getattr(subject.asked.layout, name) == getattr(table.layout, name), name
     assert subject.asked.layout.split.layers == table.layout.split.layers
     assert subject.asked.knobs == table.knobs
-    round_trip(path, options, most=6)
+    round_trip(path, options, most=8)
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from typing import Any
 
-import yaml
-
 from advisor.check.reading import SECTIONS
-from advisor.check.recipes import model_name, performance, preset
+from advisor.check.recipes import model_name, performance
 from advisor.check.subject.form import place
 from advisor.check.subject.vendor import vendor_row
+from advisor.configure.job import preset as table
 from advisor.errors import AdvisorError
 from advisor.rules.lint import Setup
 from advisor.rules.lint.setup import full_name
@@ -44,11 +42,9 @@ EXPERTS = ("dispatcher", "routing", "capacity_factor", "ep_overlap", "delay_wgra
 BRIDGE_DEFAULT = "default of Megatron-Bridge"
 
 
-@lru_cache(maxsize=1)
 def common() -> Mapping[str, Mapping[str, Any]]:
     """What recipes start from, by task (presets/check/bridge_common.yaml)."""
-    found: Mapping[str, Mapping[str, Any]] = yaml.safe_load(preset("check/bridge_common.yaml"))
-    return found
+    return table("check/bridge_common.yaml")
 
 
 class Reader:
@@ -130,8 +126,7 @@ def _all(reader: Reader) -> Iterator[tuple[str, Setting]]:
 
 def preset_of(recipe: str) -> str | None:
     """The model preset that a recipe's name stands for; None where there is none."""
-    table = yaml.safe_load(preset("versions.yaml"))["recipes"]
-    for name, row in table.items():
+    for name, row in table("versions.yaml")["recipes"].items():
         if isinstance(row, Mapping) and row["function"] == recipe:
             return str(name)
     wanted = model_name(recipe)
@@ -192,7 +187,7 @@ def _sizes(reader: Reader) -> Iterator[tuple[str, Setting]]:
 
 def _precision(reader: Reader) -> Iterator[tuple[str, Setting]]:
     name = reader.find("mixed_precision")
-    names = {one: ours for ours, one in yaml.safe_load(preset("versions.yaml"))["precisions"].items()}
+    names = {one: ours for ours, one in table("versions.yaml")["precisions"].items()}
     if name is not None and name.value in names:
         yield "precision", Setting(names[name.value], name.origin)
         quantised = PRECISIONS[names[name.value]].quantised

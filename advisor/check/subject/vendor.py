@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
-from advisor.check.recipes import preset
 from advisor.configure.beside import CP_WORDS
+from advisor.configure.job import preset
 from advisor.search.baseline import layout_text, recipe_knobs, recipes
 from advisor.spec.layout import CpComm, CudaGraph, Dispatcher, Fsdp, Knobs
 from advisor.spec.model import Model
@@ -23,7 +21,7 @@ def vendor_row(recipe: str | None, model: Model) -> Mapping[str, Any]:
     if row is None:
         return {}
     knobs = recipe_knobs(row, model)
-    names = yaml.safe_load(preset("versions.yaml"))["precisions"]
+    names = preset("versions.yaml")["precisions"]
     found: dict[str, Any] = {
         "mixed_precision": names[row.precision],
         "mixed_precision.grad_reduce_in_fp32": knobs.grad_dtype == "fp32",

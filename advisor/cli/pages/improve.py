@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from advisor.check.subject.edits import written
@@ -75,10 +76,16 @@ def _verdict(answer: Improved) -> Line:
     off = f"; {count(lost)} setting{'s' if lost != 1 else ''} silently off" if lost else ""
     seconds = f"step {figure(step.step_s)} s ({figure(step.low_s)} - {figure(step.high_s)})"
     return Line(
-        f"{word}: {layout_label(now.layout)} MBS{now.layout.mbs}, {seconds}, {figure(step.tokens_per_s_per_gpu)}"
+        f"{word}: {_label(answer, now)} MBS{now.layout.mbs}, {seconds}, {figure(step.tokens_per_s_per_gpu)}"
         f" tokens/s/GPU, {figure(gib(memory.peak_device_bytes))} of {figure(gib(memory.budget_bytes))} GiB{off}",
         "bad" if lost else style,
     )
+
+
+def _label(answer: Improved, one: Candidate) -> str:
+    """Sizes of a layout; a dense model has no expert grid."""
+    moe = answer.subject.request.model.is_moe
+    return layout_label(one.layout if moe else replace(one.layout, ep=1, etp=1))
 
 
 def _measured(answer: Improved) -> Iterator[Line]:
@@ -237,7 +244,7 @@ def _ends(answer: Improved) -> Iterator[Block]:
     if found.best is not None and found.best.step is not None:
         share = "" if found.best_gain is None else f", {gain(found.best_gain)} tokens/s against today"
         yield Line(
-            f"best layout of the same job: {layout_label(found.best.layout)} MBS{found.best.layout.mbs}, step"
+            f"best layout of the same job: {_label(answer, found.best)} MBS{found.best.layout.mbs}, step"
             f" {figure(found.best.step.step_s)} s, {figure(gib(found.best.memory.peak_device_bytes))} GiB{share}"
         )
     yield Line(
