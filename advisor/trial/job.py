@@ -74,8 +74,8 @@ def make_job(request: Request, candidate: Candidate, drive: Drive, tuned: Tuned 
     config = {name: value for name, value in fields.items() if name not in NOT_CONFIG}
     if not request.model.has_mla:  # GPTModel takes the rotary base, but latent attention reads its own configuration
         config.pop("rotary_base", None)
-    config |= {name: False for name in OFF_ON_CPU if drive.device == "cpu"}
     config |= _parallel(candidate) | _precision(request, drive) | _moe(request, knobs, drive, tuned) | _recompute(knobs)
+    config |= {name: False for name in OFF_ON_CPU if drive.device == "cpu"}
     config["mtp_num_layers"] = candidate.mtp_depth or None
     sixteen = "fp32" if request.workload.precision.name == "fp32" else _storage(request)
     return {
@@ -90,7 +90,7 @@ def make_job(request: Request, candidate: Candidate, drive: Drive, tuned: Tuned 
         "sizes": {name: getattr(layout, name) for name in ("tp", "pp", "vpp", "cp", "ep", "etp")},
         "order": request.cluster.rank_order,
         "optimizer_instances": knobs.optimizer_instances,
-        "ddp": _ddp(candidate) | ({"bucket_size": tuned.bucket_size} if tuned.bucket_size else {}),
+        "ddp": _ddp(candidate, drive) | ({"bucket_size": tuned.bucket_size} if tuned.bucket_size else {}),
         "optimizer": _optimizer(request, knobs, sixteen),
         "batch": {
             "mbs": layout.mbs,
@@ -111,10 +111,6 @@ def _subject(request: Request, candidate: Candidate) -> Job:
 def _problems(request: Request, knobs: Knobs, candidate: Candidate, drive: Drive) -> Iterator[str]:
     if request.workload.mode != "train":
         yield f"--mode {request.workload.mode} trains nothing"
-    if knobs.fsdp is not Fsdp.none:
-        yield "Megatron-FSDP is not built by the worker"
-    if request.workload.optimizer == "muon":
-        yield "the worker knows no muon"
     if drive.device == "cpu":
         if candidate.layout.cp > 1:
             yield "context parallelism needs Transformer Engine, so a GPU"
@@ -133,6 +129,8 @@ def stand_ins(request: Request, candidate: Candidate, drive: Drive) -> Iterator[
         yield f"bf16 in place of {request.workload.precision.name}"
     if request.model.is_moe and request.workload.grouped_gemm:
         yield "experts one after another in place of grouped GEMM"
+    if candidate.knobs.tp_overlap:
+        yield "plain collectives in place of user buffers, which are Transformer Engine's"
     if any(getattr(layer.mixer, "window", None) for layer in request.model.kinds):
         yield "full attention in place of sliding windows"
 
@@ -157,7 +155,7 @@ def _parallel(candidate: Candidate) -> dict[str, Any]:
         "batch_p2p_comm": not (interleaved and knobs.overlap_p2p),
         "microbatch_group_size_per_vp_stage": layout.split.group if interleaved else None,
         "cp_comm_type": knobs.cp_comm.name if layout.cp > 1 else None,
-        "tp_comm_overlap": None,
+        "tp_comm_overlap": knobs.tp_overlap,
         **{word: flags[name] for name, word in SPLIT_FIELDS.items() if name in flags},
     }
 
@@ -202,10 +200,15 @@ def _recompute(knobs: Knobs) -> dict[str, Any]:
     return {}
 
 
-def _ddp(candidate: Candidate) -> dict[str, Any]:
+def _ddp(candidate: Candidate, drive: Drive) -> dict[str, Any]:
     """Fields of DistributedDataParallelConfig; parameter gathers are aligned as Megatron-Bridge does with VPP."""
     knobs, layout = candidate.knobs, candidate.layout
-    return {
+    sharded: dict[str, Any] = {}
+    if knobs.fsdp is not Fsdp.none:
+        # Gloo cannot scale while it reduces.
+        sharded = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": knobs.fsdp.name,
+                   "gradient_reduce_div_fusion": drive.device == "cuda"}  # fmt: skip
+    return sharded | {
         "grad_reduce_in_fp32": knobs.grad_dtype == "fp32",
         "overlap_grad_reduce": knobs.overlap_grad_reduce,
         "overlap_param_gather": knobs.overlap_param_gather and knobs.distributed_optimizer,

@@ -54,7 +54,7 @@ def make_record(trial: Trial, outcome: Outcome, folder: Path, ended: Ended) -> d
         "hiding": hiding(folder, trial.run_candidate),
         "memory": {str(rank["rank"]): rank.get("memory") for rank in outcome.ranks},
         "effective": whole.get("effective"),
-        "stand_ins": list(trial.stand_ins),
+        "stand_ins": list(dict.fromkeys((*trial.stand_ins, *whole.get("stand_ins", ())))),
         "environment": whole.get("environment"),
     }
     return record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import json
 import math
 import os
@@ -30,6 +31,8 @@ TWO = {
     "pp-vpp": ("dense", {"pp": 2, "vpp": 2, "overlap_p2p": True}),
     "dp": ("dense", {"overlap_grad_reduce": True, "overlap_param_gather": True}),
     "dp-recompute": ("dense", {"recompute": "full-uniform:1", "distributed_optimizer": False}),
+    "fsdp": ("dense", {"fsdp": "optim_grads_params"}),
+    "muon": ("dense", {"optimizer": "muon"}),
     "ep": ("moe", {"ep": 2, "dispatcher": "alltoall"}),
     "tp-ep": ("moe", {"tp": 2, "ep": 2, "dispatcher": "alltoall"}),
     "latent": ("latent", {"ep": 2, "dispatcher": "alltoall"}),
@@ -145,6 +148,48 @@ def test_effective_settings_are_those_of_the_library(two):
     assert effective("ep")["moe_token_dispatcher_type"] == "alltoall"
     assert effective("latent")["layer_spec"] == "local"
     assert all(effective(name)["ignored"] == [] for name in TWO)
+
+
+def test_sharded_parameters_learn_as_replicated_ones(two):
+    pytest.importorskip("einops")
+    sharded, plain = two[1]["fsdp"][0], two[1]["dp"][0]
+    assert sharded["stand_ins"] == []
+    assert sharded["effective"]["ddp"]["use_megatron_fsdp"]
+    assert sharded["effective"]["ddp"]["data_parallel_sharding_strategy"] == "optim_grads_params"
+    for one, other in zip(sharded["steps"], plain["steps"][:3], strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=2e-3)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=2e-2)
+
+
+def test_what_stands_in_is_never_silent(two):
+    said = two[1]["muon"][0]["stand_ins"]
+    if importlib.util.find_spec("emerging_optimizers") is None:
+        assert said == ["adam in place of muon: emerging_optimizers is not installed"]
+    else:
+        assert said == []
+    assert two[1]["dp"][0]["stand_ins"] == []
+
+
+@pytest.mark.parametrize(
+    ("missing", "change", "words"),
+    [
+        ("einops", {"ddp": {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim"}}, "Megatron-FSDP"),
+        ("emerging_optimizers", {"optimizer": {"optimizer": "muon"}}, "muon"),
+        ("transformer_engine", {"config": {"tp_comm_overlap": True}}, "user buffers"),
+    ],
+)
+def test_a_missing_package_has_a_stand_in_with_its_reason(monkeypatch, missing, change, words):
+    from advisor.trial.worker import optional
+
+    job = {"ddp": {}, "optimizer": {"optimizer": "adam"}, "config": {}, **change}
+    monkeypatch.setattr(optional, "find_spec", lambda name: None if name == missing else object())
+    found, (said,) = optional.settled(job)
+    assert words in said
+    assert f"{missing} is not installed" in said
+    assert not found["ddp"].get("use_megatron_fsdp")
+    assert found["optimizer"]["optimizer"] == "adam"
+    assert not found["config"].get("tp_comm_overlap")
+    assert job[next(iter(change))] == change[next(iter(change))], "the job itself is left as it was"
 
 
 def test_traces_can_be_measured(two):

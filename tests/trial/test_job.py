@@ -8,10 +8,13 @@ import json
 import pytest
 
 from advisor.configure.chosen import read_plan
+from advisor.configure.environment import variables
+from advisor.configure.job import Job
 from advisor.errors import InputError
 from advisor.spec.layout import Dispatcher, Fsdp
 from advisor.spec.model import ExpertMlp
 from advisor.trial.job import Drive, make_job
+from advisor.trial.processes import environment
 from advisor.trial.proxy import make_proxy, shorter
 from advisor.trial.trials import make_trial, read_trials
 from tests.trial.layouts import write_estimate, write_plan
@@ -58,7 +61,6 @@ def test_latent_attention_and_first_dense_layers_are_told(tmp_path):
 @pytest.mark.parametrize(
     ("change", "device", "words"),
     [
-        ({"fsdp": Fsdp.optim}, "cuda", "FSDP"),
         ({"optimizer_offload": 0.5}, "cpu", "offload"),
     ],
 )
@@ -96,15 +98,45 @@ def test_top_takes_what_the_plan_holds(tmp_path):
 
 
 def test_a_candidate_that_cannot_run_is_left_out_with_its_reason(tmp_path):
-    plan = write_plan(tmp_path, "dense", 4, fix="cuda_graph=none", top=20)
-    rows = json.loads(plan.read_text())["candidates"]
-    sharded = [row["rank"] for row in rows if row["knobs"]["fsdp"] != "none"]
-    across = [row["rank"] for row in rows if row["layout"]["cp"] > 1]
-    assert sharded
+    plan = write_plan(tmp_path, "dense", 4, fix="cuda_graph=none,tp=1,pp=1", top=3)
+    record = json.loads(plan.read_text())
+    held = len(record["candidates"])
+    record["candidates"][0]["layout"]["cp"] = 2
+    plan.write_text(json.dumps(record))
     trials, left_out = read_trials(plan, 20, CPU, None)
-    assert [trial.candidate.rank for trial in trials] == sorted({row["rank"] for row in rows} - {*sharded, *across})
-    assert len(left_out) == len({*sharded, *across})
-    assert any("FSDP" in words for words in left_out)
+    assert [trial.candidate.rank for trial in trials] == list(range(2, held + 1))
+    assert len(left_out) == 1
+    assert left_out[0].startswith("candidate 1: ")
+    assert "context parallelism" in left_out[0]
+
+
+def test_sharding_is_told_to_the_wrapper(tmp_path):
+    one = chosen(tmp_path, fsdp="optim_grads_params")
+    assert one.knobs.fsdp is Fsdp.optim_grads_params
+    for drive in (CPU, GPU):
+        ddp = make_job(one.request, one.candidate, drive)["ddp"]
+        assert ddp["use_megatron_fsdp"]
+        assert ddp["data_parallel_sharding_strategy"] == "optim_grads_params"
+        assert ddp["gradient_reduce_div_fusion"] is (drive is GPU)
+
+
+def test_user_buffers_are_asked_of_a_gpu_and_said_to_be_missing_on_a_cpu(tmp_path):
+    one = chosen(tmp_path, tp=2, tp_overlap=True)
+    assert make_job(one.request, one.candidate, GPU)["config"]["tp_comm_overlap"]
+    job = make_job(one.request, one.candidate, CPU)
+    assert not job["config"]["tp_comm_overlap"]
+    assert any("in place of user buffers" in words for words in job["stand_ins"])
+
+
+def test_planned_variables_are_part_of_the_job(tmp_path):
+    one = chosen(tmp_path, tp=2)
+    job = make_job(one.request, one.candidate, GPU)
+    planned = variables(Job(one.model, one.cluster, one.workload, one.layout, one.knobs))
+    assert job["environment"] == {each.name: each.value for each in planned}
+    assert job["environment"]["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    found = environment("cpu", 3, job["environment"])
+    assert found["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert (found["OMP_NUM_THREADS"], found["CUDA_VISIBLE_DEVICES"]) == ("3", "")
 
 
 def test_graphs_are_not_captured_and_not_priced(tmp_path):

@@ -12,12 +12,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from advisor.trial.worker import groups, shim
+from advisor.trial.worker import groups, optional, shim
 
 ACTIVATIONS = {
     "silu": torch.nn.functional.silu,
@@ -29,7 +30,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a rank trains with. `ignored` are fields of the job that the installed megatron-core does not have."""
+    """What a rank trains with.
+
+    `ignored` are fields of the job that the installed megatron-core does not have, `stand_ins` what runs here in place
+    of what the job says, in words.
+    """
 
     job: Mapping[str, Any]
     chunks: list[Any]
@@ -38,6 +43,7 @@ class Built:
     ddp_config: Any
     layer_spec: str
     ignored: tuple[str, ...]
+    stand_ins: tuple[str, ...] = ()
 
     @property
     def on_gpu(self) -> bool:
@@ -82,7 +88,9 @@ def build(job: Mapping[str, Any]) -> Built:
     engine = job["run"]["device"] == "cuda" and find_spec("transformer_engine") is not None
     if not engine:
         shim.without_transformer_engine()
+    job, stand_ins = optional.settled(job)
     config, ignored = _config(job)
+    stand_ins += optional.open_user_buffers(job, config)
     chunks = [_chunk(job, config, engine, stage) for stage in _stages(job)]
     if job["run"]["device"] == "cuda":
         chunks = [chunk.cuda(torch.cuda.current_device()) for chunk in chunks]
@@ -91,7 +99,7 @@ def build(job: Mapping[str, Any]) -> Built:
     optimizer = _optimizer(job, chunks)
     _connect(config, ddp_config, chunks, optimizer)
     spec = "transformer_engine" if engine else "local"
-    return Built(job, chunks, optimizer, config, ddp_config, spec, ignored)
+    return Built(job, chunks, optimizer, config, ddp_config, spec, ignored, stand_ins)
 
 
 def _stages(job: Mapping[str, Any]) -> list[int | None]:
@@ -156,7 +164,15 @@ def _in_ddp(chunk: Any, config: Any, ddp_config: Any, index: int) -> Any:
 
     if config.bf16 or config.fp16:
         chunk = Float16Module(config, chunk)
-    return DistributedDataParallel(config, ddp_config, chunk, disable_bucketing=index > 0)
+    kind: Any = DistributedDataParallel
+    if ddp_config.use_megatron_fsdp:
+        from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
+
+        kind = FullyShardedDataParallel
+        if str(torch.cuda.current_device()) == "cpu":
+            shim.fsdp_without_cuda()
+            kind = partial(kind, device=torch.device("cpu"))
+    return kind(config, ddp_config, chunk, disable_bucketing=index > 0)
 
 
 def _optimizer(job: Mapping[str, Any], chunks: list[Any]) -> Any:
@@ -166,6 +182,11 @@ def _optimizer(job: Mapping[str, Any], chunks: list[Any]) -> Any:
     for name in ("params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype"):
         if name in given:
             given[name] = DTYPES[given[name]]
+    if given["optimizer"] == "muon":
+        from megatron.core.optimizer.muon import get_megatron_muon_optimizer
+
+        more = {"use_gloo_process_groups": False, "layer_wise_distributed_optimizer": True}
+        return get_megatron_muon_optimizer(OptimizerConfig(**given), chunks, **more)
     return get_megatron_optimizer(OptimizerConfig(**given), chunks, use_gloo_process_groups=False)
 
 

@@ -13,6 +13,7 @@ is built. What is patched and why:
 | WrappedTorchNorm refuses sequence parallelism | torch's norm, its weights marked for the sequence-parallel reduction |
 | DotProductAttention builds the scores and knows no widths of its own for keys and values | torch's fused attention |
 | latent attention takes Transformer Engine for present | it is told that it is absent |
+| Megatron-FSDP makes its device mesh and its buffers on "cuda" | they are made on the CPU |
 | the router calls te_general_gemm, which 0.16 leaves undefined | the name exists and is None |
 
 Sliding windows and attention sinks are not applied by the attention that stands in; context parallelism needs
@@ -116,6 +117,34 @@ def _without_random_states() -> None:
     random.CudaRNGStatesTracker.fork = _nowhere
     random._get_cuda_rng_state = lambda *_, **__: torch.zeros(1, dtype=torch.uint8)
     random._set_cuda_rng_state = lambda *_, **__: None
+
+
+class _TorchOfCpu:
+    """The module torch for a caller that names only GPUs."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def device(self, name: object, *more: Any) -> torch.device:
+        """The CPU for every GPU."""
+        return torch.device("cpu") if str(name).startswith("cuda") else torch.device(name, *more)  # type: ignore[call-overload]
+
+
+@functools.cache
+def fsdp_without_cuda() -> None:
+    """Let the CPU stand for the GPU in Megatron-FSDP, after `without_cuda`."""
+    from megatron.core.distributed.fsdp import mcore_fsdp_adapter
+    from megatron.core.distributed.fsdp.src.megatron_fsdp import megatron_fsdp
+
+    mesh = mcore_fsdp_adapter.DeviceMesh
+
+    class MeshOfCpu:
+        @staticmethod
+        def from_group(*args: Any, **kwargs: Any) -> Any:
+            return mesh.from_group(*args, **{**kwargs, "device_type": "cpu"})
+
+    megatron_fsdp.torch = _TorchOfCpu()
+    mcore_fsdp_adapter.DeviceMesh = MeshOfCpu
 
 
 @functools.cache

@@ -25,10 +25,12 @@ SETTINGS = (
     "moe_token_dispatcher_type", "moe_grouped_gemm", "recompute_granularity", "recompute_method",
     "recompute_num_layers", "recompute_modules", "cuda_graph_impl", "gradient_accumulation_fusion",
     "cross_entropy_loss_fusion", "bf16", "fp16", "fp8", "num_layers", "num_moe_experts", "moe_router_topk",
+    "moe_deepep_num_sms", "moe_hybridep_num_sms",
 )  # fmt: skip
 DDP_SETTINGS = (
     "overlap_grad_reduce", "overlap_param_gather", "align_param_gather", "use_distributed_optimizer", "bucket_size",
-    "grad_reduce_in_fp32", "num_distributed_optimizer_instances",
+    "grad_reduce_in_fp32", "num_distributed_optimizer_instances", "use_megatron_fsdp",
+    "data_parallel_sharding_strategy",
 )  # fmt: skip
 
 
@@ -77,6 +79,7 @@ class Witness:
         }
         self.found["parameters"] = sum(p.numel() for chunk in built.chunks for p in chunk.parameters())
         self.found["layers"] = [_layers(chunk) for chunk in built.chunks]
+        self.found["stand_ins"] = list(built.stand_ins)
         self.found["environment"] = environment(self.device)
         self.phase("built")
         self.write()
