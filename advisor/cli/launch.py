@@ -48,8 +48,8 @@ OPTIONS = (
     valued("to", "slurm", "Job", "Scheduler.", type=OneOf(["slurm"]), default="slurm"),
     valued("style", f"[{'|'.join(STYLES)}]", "Job", "What starts the ranks.", type=OneOf(STYLES), default="srun",
            show_default=True),
-    valued("entry", f"[{'|'.join(ENTRIES)}]", "Job", "Program that gets the resiliency settings as arguments: bridge"
-           " (overrides), megatron-lm (flags), other (none); auto tells pretrain_*.py.", type=OneOf(ENTRIES),
+    valued("entry", f"[{'|'.join(ENTRIES)}]", "Job", "How PROGRAM is handed the plan: bridge (overrides),"
+           " megatron-lm (flags), other (not at all); auto tells run_recipe.py and pretrain_*.py.", type=OneOf(ENTRIES),
            default="auto"),
     valued("time", "4h", "Job", "Time limit: 4h, 90m, 1d12h, or as Slurm writes it.", default="4h", show_default=True),
     valued("name", "NAME", "Job", "Job name (default: model and GPUs)."),
@@ -90,8 +90,9 @@ OPTIONS = (
 @click.argument("program", nargs=-1, metavar="[-- PROGRAM ARGS...]", type=click.UNPROCESSED)
 @with_options(OPTIONS)
 def command(*, plan: str, program: tuple[str, ...], color: render.ColorMode | None, **options: Any) -> int:
-    """Slurm script of a planned job; PROGRAM (default train.py) comes after --.
+    """Slurm script of a planned job; PROGRAM comes after --.
 
+    PROGRAM is handed the whole configuration of the plan; without one, the job brings a Bridge script that holds it.
     The script goes to stdout, or to --out. Values from outside are quoted; secrets are named with --secret and never
     written.
     """
@@ -99,15 +100,15 @@ def command(*, plan: str, program: tuple[str, ...], color: render.ColorMode | No
         render.choose_color(color)
     from advisor.configure.launch import launch
     from advisor.configure.resiliency import resiliency
-    from advisor.export.resiliency import with_arguments
+    from advisor.export.launched import PROGRAMS, entry_of, with_plan
     from advisor.export.slurm import interactive_text, script_text
 
     chosen = chosen_of(plan, options)
     met = hazards_of(chosen, options)
-    wanted = _wanted(program, options)
+    entry = entry_of(program) if options["entry"] == "auto" else options["entry"]
+    wanted = _wanted(program or (PROGRAMS[entry],), options)
     settings = resiliency(chosen, wishes_of(options, wanted.style), met)
-    entry = _guess_entry(wanted.command) if options["entry"] == "auto" else options["entry"]
-    job = with_arguments(launch(chosen, wanted, settings), settings, entry)
+    job = with_plan(launch(chosen, wanted, settings), settings, entry, generated=entry == "bridge" and not program)
     content = interactive_text(job) if options["interactive"] else script_text(job)
     return _deliver(job, content, options)
 
@@ -121,7 +122,7 @@ def _wanted(program: tuple[str, ...], options: dict[str, Any]) -> Wanted:
     texts = ("name", "account", "partition", "qos", "container", "workdir", "shared", "log_dir")
     return Wanted(
         style=options["style"],
-        command=program or ("train.py",),
+        command=program,
         time_s=parse_time(options["time"]),
         mounts=tuple(options["mounts"]),
         folders={variable: options[name] for variable, name in folders.items() if options[name]},
@@ -135,10 +136,6 @@ def _wanted(program: tuple[str, ...], options: dict[str, Any]) -> Wanted:
         fresh=options["fresh"],
         **{name: options[name] or "" for name in texts},
     )
-
-
-def _guess_entry(program: tuple[str, ...]) -> str:
-    return "megatron-lm" if Path(program[0]).name.startswith("pretrain_") else "other"
 
 
 def _deliver(job: Launch, content: str, options: dict[str, Any]) -> int:

@@ -61,7 +61,8 @@ class Launch:
     """A job as it will be written; times in seconds, `segment` 0 where the scheduler has none.
 
     `signal` is what the ranks get before the time limit ("" = nothing); with `ends_itself` the program has to end by
-    itself in time, because torchrun would kill it 30 s after a signal.
+    itself in time, because torchrun would kill it 30 s after a signal. `files` are texts by name that the job writes
+    to `file_folder` (as the ranks see it) before they start.
     """
 
     style: Style
@@ -98,6 +99,8 @@ class Launch:
     checkpoint_dir: str
     fresh: bool
     notes: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    file_folder: str = ""
 
     @property
     def tasks_per_node(self) -> int:

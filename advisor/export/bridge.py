@@ -22,9 +22,10 @@ ACTIVATION = {"silu": Code("F.silu", "silu"), "gelu": Code("F.gelu", "gelu")}
 NOT_IN_PROVIDER = {"max_position_embeddings"}
 
 
-def bridge_text(subject: Subject, facts: Facts) -> dict[str, str]:
+def bridge_text(subject: Subject, facts: Facts, more: str = "") -> dict[str, str]:
     """One file with `configure(cfg)` and, where Bridge has no recipe for the model, `recipe()` that builds a container.
 
+    `more` are statements about `cfg` that come last in `configure`.
     Raises InputError for a model that has no recipe and no generic provider.
     """
     version = preset("versions.yaml")["bridge"][subject.version]
@@ -56,6 +57,7 @@ def bridge_text(subject: Subject, facts: Facts) -> dict[str, str]:
         mtp=subject.job.workload.mtp_depth,
         caveat=WHOLE_NORM if provider and norms_all_heads(subject.model) else "",
         vocab=subject.model.vocab_size,
+        more=more,
     )
     return {"bridge_config.py": body}
 

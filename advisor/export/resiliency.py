@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from advisor.configure.job import preset
-from advisor.configure.launch import Launch
 from advisor.configure.resiliency import Resiliency, Value
 from advisor.export.words import hydra, python
 
@@ -121,14 +119,3 @@ def ft_launcher_flags(sections: str, outside_section_s: int, max_restarts: int) 
         f"--ft-rank_section_timeouts={sections}",
         f"--ft-rank_out_of_section_timeout={outside_section_s}",
     )
-
-
-def with_arguments(job: Launch, settings: Resiliency, entry: str) -> Launch:
-    """The job with the settings appended to its command, in the words of the program: bridge, megatron-lm or other."""
-    minutes = max(1, (job.time_s - job.lead_s) // 60)
-    more: tuple[str, ...] = ()
-    if entry == "bridge":
-        more = (*bridge_overrides(settings), *([f"train.exit_duration_in_mins={minutes}"] if job.ends_itself else ()))
-    elif entry == "megatron-lm":
-        more = (*megatron_flags(settings), *(["--exit-duration-in-mins", str(minutes)] if job.ends_itself else ()))
-    return dataclasses.replace(job, command=(*job.command, *more))

@@ -7,9 +7,7 @@ import itertools
 import json
 import os
 import re
-import stat
 import subprocess
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -24,16 +22,19 @@ from advisor.errors import InputError
 from advisor.export.slurm import interactive_text, script_text, submit
 from advisor.export.slurm.render import clock, directive_word
 from tests.configure.plans import plan_file
+from tests.configure.shell import call, played
 
 GOLDEN = {
-    "srun": ("m2", "--style srun --entry bridge --container nvcr.io/nvidia/nemo:25.09 --mounts /lustre/me:/work"
+    "srun": ("m2", "--style srun --container nvcr.io/nvidia/nemo:25.09 --mounts /lustre/me:/work"
              " --account team --partition batch --checkpoint-dir /work/checkpoints --secret HF_TOKEN --fresh"),
     "torchrun": ("m2", "--style torchrun --container nvcr.io/nvidia/nemo:25.09 --mounts /lustre/me:/work"
                  " --checkpoint-dir /work/checkpoints --secret WANDB_API_KEY --time 1d"
                  " -- pretrain_gpt.py --num-layers 62"),
     "ft_launcher": ("m2", "--style ft_launcher --shared /lustre/me --spare-nodes 1 --checkpoint-dir /lustre/me/ckpt"),
-    "in_process": ("m2", "--style srun --entry bridge --in-process-restart --shared /lustre/me --spare-nodes 1"),
-    "gb200": ("gb200", "--style srun --container nvcr.io/nvidia/nemo:25.09 --mounts /lustre/me:/work"),
+    "in_process": ("m2", "--style srun --in-process-restart --shared /lustre/me --spare-nodes 1 --entry bridge"
+                   " -- my_train.py"),
+    "gb200": ("gb200", "--style srun --container nvcr.io/nvidia/nemo:25.09 --mounts /lustre/me:/work"
+              " -- scripts/training/run_recipe.py"),
     "interactive": ("m2", "--interactive --container nvcr.io/nvidia/nemo:25.09 --mounts /lustre/me:/work --account team"
                     " --secret HF_TOKEN --numa"),
 }  # fmt: skip
@@ -59,6 +60,8 @@ def unpredicted(text):
     """A script without the numbers that move with every prediction."""
     text = re.sub(r"(B:USR1@|warns this script |save_interval=|--save-interval\n  )\d+", r"\1N", text)
     text = re.sub(r"(setup|step|checkpointing):\d+", r"\1:N", text)
+    text = re.sub(r"from \S*/(\w+\.json),", r"from \1,", text)
+    text = re.sub(r"\.advisor/[0-9a-f]{12}", ".advisor/CONTENT", text)
     return re.sub(r"((?:minutes|mins|timeout|interval|_s|minutes\n )[=: ])\d+(\.\d+)?|(?<=SECONDS < )\d+", r"\1N", text)
 
 
@@ -200,60 +203,6 @@ def test_mounts():
     mounts = parse_mounts(["/a:/b,/c", "/d/:/b/inner:ro"])
     assert mounts == (Mount("/a", "/b"), Mount("/c", "/c"), Mount("/d", "/b/inner", "ro"))
     assert [outside_path(path, mounts) for path in ("/b/x", "/b/inner/x", "/c", "/bx")] == ["/a/x", "/d/x", "/c", "/bx"]
-
-
-# What a shell makes of a script: srun, scontrol and the like are replaced by programs that write down their arguments.
-
-STUB = """#!/bin/bash
-name=${0##*/}
-{
-  printf '%s\\0' "$name" "$PWD"
-  for key in HF_HOME ODD RANK GROUP_RANK MASTER_ADDR MASTER_PORT; do printf '%s\\0' "${!key-unset}"; done
-  printf '%s\\0' "$#" "$@"
-} >>"$STUBS/calls"
-if [[ $name == scontrol ]]; then printf 'node1\\nnode2\\n'; fi
-if [[ $name == srun ]]; then
-  while [[ $1 != bash ]]; do shift; done
-  export SLURM_PROCID=3 SLURM_NTASKS=8 SLURM_LOCALID=3 SLURM_NODEID=1 SLURM_JOB_NUM_NODES=2
-  exec "$@"
-fi
-"""
-KEPT = ("HF_HOME", "ODD", "RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
-def played(script, folder: Path, **more: str):
-    """Calls of the stubs as (name, arguments, folder, environment), in order, when bash runs `script`."""
-    folder.mkdir(exist_ok=True)
-    for name in ("srun", "scontrol", "uv", "python", "ft_launcher", "numactl", "scancel"):
-        path = folder / name
-        path.write_text(STUB)
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    (folder / "calls").write_bytes(b"")
-    (folder / "job.sbatch").write_text(script)
-    environment = {
-        "PATH": f"{folder}:{os.environ['PATH']}", "STUBS": str(folder), "SLURM_JOB_ID": "41",
-        "HF_TOKEN": "of the shell",         "SLURM_JOB_NODELIST": "node[1-2]", "LANG": "C.UTF-8", **more,
-    }  # fmt: skip
-    ran = subprocess.run(
-        ["bash", "job.sbatch"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
-        env=environment, cwd=folder,
-    )  # fmt: skip
-    words = (folder / "calls").read_bytes().decode().split("\0")[:-1]
-    calls = []
-    while words:
-        name, where = words[:2]
-        values = dict(zip(KEPT, words[2:], strict=False))
-        start = 2 + len(KEPT)
-        end = start + 1 + int(words[start])
-        calls.append((name, words[start + 1 : end], where, values))
-        words = words[end:]
-    return ran, calls
-
-
-def call(calls, name):
-    """Arguments, folder and environment of the only call of a program."""
-    (found,) = [one[1:] for one in calls if one[0] == name]
-    return found
 
 
 def test_srun_native_starts_the_program_itself(chosen, tmp_path):

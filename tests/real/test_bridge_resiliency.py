@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from advisor.configure.chosen import Chosen, read_plan
 from advisor.configure.conflicts import Wishes
+from advisor.configure.launch import Launch, Wanted, launch
 from advisor.configure.resiliency import Resiliency, resiliency
+from advisor.export.launched import with_plan
 from advisor.export.model_fields import model_facts
 from advisor.export.resiliency import CLASSES, bridge_overrides, bridge_python
 from advisor.export.subject import subject
 from tests.configure.plans import plan_file
-from tests.real.bridge_stack import VERSION, container, on_gpus, require_bridge
+from tests.real.bridge_stack import VERSION, container, differing, on_gpus, require_bridge
 
 require_bridge()
 pytestmark = pytest.mark.bridge
@@ -65,6 +69,41 @@ def test_the_overrides_make_a_valid_container(chosen: Chosen, settings: Resilien
     from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 
     check(process_config_with_overrides(fresh(chosen), cli_overrides=list(bridge_overrides(settings))), settings)
+
+
+def launched(settings: Resiliency, *command: str, generated: bool) -> Launch:
+    """The job of the settings without a container, with all that its plan says."""
+    wanted = Wanted(style=settings.wishes.launcher, command=command)  # type: ignore[arg-type]
+    return with_plan(launch(settings.chosen, wanted, settings), settings, "bridge", generated=generated)
+
+
+def check_launched(cfg: Any, settings: Resiliency) -> None:
+    """Plan and resiliency both hold in the container."""
+    check(cfg, settings)
+    made = subject(settings.chosen, "bridge", VERSION)
+    assert differing(made.overlap, cfg) == {}
+    assert (cfg.data_parallel_size, cfg.train.global_batch_size) == (made.layout.dp, made.layout.gbs)
+    assert cfg.model.tensor_model_parallel_size == made.layout.tp
+
+
+def test_the_script_of_a_launched_job_is_plan_and_settings(settings: Resiliency) -> None:
+    job = launched(settings, "bridge_config.py", generated=True)
+    module = ModuleType("bridge_config")
+    exec(compile(job.files["bridge_config.py"], "bridge_config.py", "exec"), module.__dict__)
+    with on_gpus(subject(settings.chosen, "bridge", VERSION).job):
+        cfg = module.configure(module.recipe())
+    check_launched(cfg, settings)
+
+
+def test_the_overrides_of_a_launched_job_are_plan_and_settings(settings: Resiliency) -> None:
+    from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
+
+    job = launched(settings, "scripts/training/run_recipe.py", generated=False)
+    program, flag, name, *words = job.command
+    assert (program, flag) == ("scripts/training/run_recipe.py", "--recipe")
+    with on_gpus(subject(settings.chosen, "bridge", VERSION).job):
+        cfg = getattr(importlib.import_module("megatron.bridge.recipes.qwen"), name)()
+    check_launched(process_config_with_overrides(cfg, cli_overrides=words), settings)
 
 
 def test_what_we_refuse_is_not_refused_upstream(chosen: Chosen, tmp_path: Path) -> None:

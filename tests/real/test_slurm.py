@@ -67,6 +67,17 @@ def test_sbatch_takes_every_script(cli, slurm, tmp_path, style, container, more)
     assert f"paper[1-{nodes}]" in said.stderr
 
 
+@pytest.mark.parametrize("program", [(), ("pretrain_gpt.py", "--data-path", "a b"), ("mine.py", "train.train_iters=5")])
+def test_sbatch_takes_the_whole_plan(cli, slurm, tmp_path, program):
+    entry = ("--entry", "bridge") if program[:1] == ("mine.py",) else ()
+    script = script_of(
+        cli, tmp_path, plan_file(tmp_path, "m2"), "--partition", "large", "--style", "torchrun", *entry, program=program
+    )
+    said = slurm.test_only(script)
+    assert said.returncode == 0, said.stderr
+    assert "expert_model_parallel_size" in script.read_text().replace("-", "_")
+
+
 def test_racks_are_asked_for_in_segments(cli, slurm, tmp_path):
     script = script_of(cli, tmp_path, plan_file(tmp_path, "gb200"), "--partition", "large")
     said = slurm.test_only(without_segment(script))
@@ -126,6 +137,22 @@ def submitted(cli, tmp_path, plan, code, *args, words=()):
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)
     return found["job_id"], Path(found["log"])
+
+
+def test_every_rank_is_handed_the_plan(cli, at_cluster, tmp_path):
+    code = program(tmp_path, "steps(1)")
+    job, log = submitted(
+        cli, tmp_path, plan_file(tmp_path, "dense"), code, "--entry", "megatron-lm", words=["--data-path", "it's $HOME"]
+    )
+    assert at_cluster.wait(job) == "COMPLETED", log.read_text()
+    records = [json.loads(path.read_text())["words"] for path in tmp_path.glob("rank_0_*.json")]
+    assert len(records) == 16
+    assert all(words == records[0] for words in records)
+    words = records[0]
+    assert words[1:3] == ["--data-path", "it's $HOME"]
+    assert words[words.index("--tensor-model-parallel-size") + 1] == "2"
+    assert words[words.index("--global-batch-size") + 1] == "64"
+    assert {"--sequence-parallel", "--use-distributed-optimizer", "--overlap-grad-reduce", "--async-save"} <= set(words)
 
 
 def test_sixteen_ranks_on_two_nodes(cli, at_cluster, tmp_path):

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from advisor.configure.job import preset
 from advisor.configure.launch import Launch
-from advisor.configure.mounts import FACTS
+from advisor.configure.mounts import FACTS, outside_path
 from advisor.configure.secrets import refuse_secrets
 from advisor.export.resiliency import ft_launcher_flags
 
@@ -127,7 +127,17 @@ def _context(job: Launch) -> dict[str, Any]:
         "facts": facts,
         "kill_on_bad_exit": 0 if job.in_process or job.spare_nodes else 1,
         "early_end_s": job.time_s - job.lead_s - LEFT_FOR_END_S,
+        "file_folder": outside_path(job.file_folder, job.mounts) if job.container else job.file_folder,
+        "end_of": end_of,
     }
+
+
+def end_of(text: str) -> str:
+    """A word that ends a here-document with `text`: no line of it."""
+    word = "END_OF_FILE"
+    while word in text.splitlines():
+        word += "_"
+    return word
 
 
 def fill(template: str, **values: Any) -> str:
@@ -144,6 +154,6 @@ def script_text(job: Launch) -> str:
 
 def interactive_text(job: Launch) -> str:
     """The recipe for an interactive allocation: salloc, a shell in the container, environment."""
-    text = fill("interactive.sh.j2", **_context(job))
+    text = fill("interactive.sh.j2", **_context(job) | {"file_folder": job.file_folder})
     refuse_secrets(text, "the recipe")
     return text

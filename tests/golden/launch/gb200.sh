@@ -53,7 +53,66 @@ launcher=(
   python
 )
 program=(
-  train.py
+  scripts/training/run_recipe.py
+  --recipe
+  llama3_70b_pretrain_config
+  model.tensor_model_parallel_size=4
+  model.sequence_parallel=true
+  model.pipeline_model_parallel_size=4
+  model.virtual_pipeline_model_parallel_size=null
+  model.pipeline_model_parallel_layout=null
+  model.num_layers_in_first_pipeline_stage=21
+  model.num_layers_in_last_pipeline_stage=19
+  model.account_for_embedding_in_pipeline_split=false
+  model.account_for_loss_in_pipeline_split=false
+  model.pipeline_dtype=torch.bfloat16
+  model.context_parallel_size=1
+  model.cp_comm_type=null
+  model.expert_model_parallel_size=1
+  train.micro_batch_size=1
+  train.global_batch_size=128
+  model.seq_length=4096
+  dataset.seq_length=4096
+  model.mtp_num_layers=null
+  model.recompute_granularity=null
+  model.recompute_method=null
+  model.recompute_num_layers=null
+  'model.recompute_modules=[]'
+  model.cuda_graph_impl=none
+  model.cuda_graph_scope=null
+  ddp.use_distributed_optimizer=true
+  optimizer.use_distributed_optimizer=true
+  optimizer.optimizer=adam
+  ddp.num_distributed_optimizer_instances=1
+  optimizer.use_precision_aware_optimizer=false
+  optimizer.main_grads_dtype=torch.float32
+  optimizer.main_params_dtype=torch.float32
+  optimizer.exp_avg_dtype=torch.float32
+  optimizer.exp_avg_sq_dtype=torch.float32
+  optimizer.optimizer_cpu_offload=false
+  checkpoint.ckpt_format=torch_dist
+  checkpoint.fully_parallel_save=true
+  ++mixed_precision=null
+  ++mixed_precision=bf16_mixed
+  ++comm_overlap=null
+  '++comm_overlap={_target_:megatron.bridge.training.comm_overlap.CommOverlapConfig,tp_comm_overlap:false,overlap_p2p_comm:false,batch_p2p_comm:true,overlap_grad_reduce:true,overlap_param_gather:true,align_param_gather:false,bucket_size:134217728,overlap_param_gather_with_optimizer_step:false,overlap_moe_expert_parallel_comm:false,delay_wgrad_compute:false,defer_embedding_wgrad_compute:false,wgrad_deferral_limit:-1,tp_comm_overlap_cfg:null}'
+  checkpoint.save=checkpoints
+  checkpoint.load=checkpoints
+  checkpoint.save_interval=N
+  checkpoint.ckpt_format=torch_dist
+  checkpoint.async_save=true
+  checkpoint.use_persistent_ckpt_worker=true
+  checkpoint.fully_parallel_save=true
+  checkpoint.fully_parallel_load=true
+  checkpoint.ckpt_assume_constant_structure=true
+  checkpoint.most_recent_k=3
+  train.exit_signal_handler=true
+  train.exit_signal_handler_for_dataloader=false
+  rerun_state_machine.rerun_mode=disabled
+  rerun_state_machine.check_for_nan_in_loss=true
+  rerun_state_machine.check_for_spiky_loss=false
+  dist.distributed_timeout_minutes=N
+  '++nvrx_straggler={_target_:megatron.bridge.training.config.NVRxStragglerDetectionConfig,enabled:true,report_time_interval:N,calc_relative_gpu_perf:true,calc_individual_gpu_perf:true,profiling_interval:N,stop_if_detected:false}'
 )
 
 # Lines of the log that show a step, and how many there were before this attempt.
