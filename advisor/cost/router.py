@@ -2,7 +2,8 @@
 
 Experts lie on the ranks of an expert-parallel group in order, so that a rank's load follows from the statistics and EP
 alone; EP is a column, so loads are tables over EP that columns are looked up in. A layer runs at the pace of its
-fullest rank, whichever that is, and time follows the mean of these over the layers of a stage. Memory is that of one
+fullest rank, whichever that is, and time is that of layers with the mean of these over a stage: exact as far as time
+grows linearly with load, a little low where cool layers wait for the host and hot ones do not. Memory is that of one
 rank, the fullest over all layers of a stage together, and of its hottest layer while that runs backward.
 """
 
