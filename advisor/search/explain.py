@@ -26,6 +26,8 @@ from advisor.units import gib
 Judged = tuple[Verdict, Candidate | None, tuple[Finding, ...]]
 SIZES = ("tp", "pp", "vpp", "cp", "ep", "etp", "mbs")
 NEAR_ROWS = 64
+MOST_SLOWER = 2.0
+"""How many times the step of the best layout a nearest one may take: a run nobody would start is no way out."""
 LEAST_SHARE = 0.01
 KNOB_DISTANCE = 0.5
 
@@ -152,21 +154,27 @@ def _knob_changes(one: Knobs, other: Knobs) -> list[str]:
 
 
 def _nearest(found: Found, choice: Choice) -> tuple[Candidate | None, tuple[str, ...]]:
-    """The feasible layout with the smallest change, the user's knobs first, then the best ones of that row."""
+    """The feasible layout with the smallest change, the user's knobs first, then the best ones of that row.
+
+    It takes at most `MOST_SLOWER` times the step of the best layout, unless nothing has to change.
+    """
     request, best = found.request, found.best
     if not len(best):
         return None, ()
     rows_of, far = layout_of(found.parts, best), np.zeros(len(best))
     for name in SIZES:
         far += np.abs(np.log2(rows_of[name] / getattr(choice.layout, name)))
-    order = np.argsort(far, kind="stable")[:NEAR_ROWS]
+    longest = MOST_SLOWER * float(best.step_s.min())
+    usable = np.flatnonzero((best.step_s <= longest) | (far == 0))
+    order = usable[np.argsort(far[usable], kind="stable")[:NEAR_ROWS]]
     rows = list(found.choices(best.take(order)).values())
     pairs = [(layout, choice.knobs) for layout, _ in rows] + rows
     figures = price(request, pairs)
     options = [
-        (_distance(layout, choice.layout) + KNOB_DISTANCE * len(_knob_changes(choice.knobs, knobs)), one.step_s, at)
+        (change, one.step_s, at)
         for at, ((layout, knobs), one) in enumerate(zip(pairs, figures, strict=True))
-        if one.verdict == "fits"
+        if one.verdict == "fits" and (one.step_s <= longest or (layout, knobs) == (choice.layout, choice.knobs))
+        for change in [_distance(layout, choice.layout) + KNOB_DISTANCE * len(_knob_changes(choice.knobs, knobs))]
     ]
     if not options:
         return None, ()

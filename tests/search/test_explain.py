@@ -8,7 +8,7 @@ import json
 import pytest
 
 import advisor
-from advisor.search.explain import _distance, explain, price
+from advisor.search.explain import MOST_SLOWER, _distance, explain, price
 from advisor.search.single import Choice, judge, single_request
 from advisor.search.solve import search
 
@@ -89,13 +89,25 @@ def test_no_feasible_row_is_nearer_than_the_nearest(oom):
     own = _distance(nearest.layout, choice.layout)
     layouts = [layout for layout, _ in found.choices(found.best).values()]
     figures = price(request, [(layout, choice.knobs) for layout in layouts])
+    longest = MOST_SLOWER * found.best.step_s.min()
     same_knobs = [
-        _distance(layout, choice.layout) for layout, one in zip(layouts, figures, strict=True) if one.verdict == "fits"
+        _distance(layout, choice.layout)
+        for layout, one in zip(layouts, figures, strict=True)
+        if one.verdict == "fits" and one.step_s <= longest
     ]
     if nearest.knobs == choice.knobs:
         assert own == min(same_knobs)
     else:
         assert own <= min(same_knobs)
+
+
+@pytest.mark.parametrize("options", [{"tp": 8, "pp": 2, "ep": 1, "mbs": 8}, {"tp": 8, "cp": 2, "mbs": 16}])
+def test_the_nearest_is_not_a_run_that_nobody_would_start(monkeypatch, options):
+    near = _why(**options)
+    assert near.estimate.verdict == "oom"
+    assert near.nearest.step.step_s <= MOST_SLOWER * near.best.step.step_s
+    monkeypatch.setattr("advisor.search.explain.MOST_SLOWER", 1e9)
+    assert _why(**options).nearest.step.step_s > MOST_SLOWER * near.best.step.step_s, "the rule has changed something"
 
 
 def test_dials_are_single_changes_with_the_gain_of_an_estimate(slow):
