@@ -143,7 +143,7 @@ def _offer(found: Found, parts: tuple[Part, ...], allowance: Allowance) -> Offer
     if made is None:
         return None
     request, rows = made
-    other = search_parts(request, rows)
+    other = search_parts(request, rows, only_best=True)
     if not len(other.best):
         return None
     before, after = rate(found.request, found.best), rate(request, other.best)

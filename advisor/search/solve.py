@@ -85,10 +85,18 @@ def search(request: Request) -> Found:
 
 
 def search_parts(
-    request: Request, parts: tuple[Part, ...], before: int = 0, rejected: Mapping[str, int] | None = None
+    request: Request,
+    parts: tuple[Part, ...],
+    before: int = 0,
+    rejected: Mapping[str, int] | None = None,
+    *,
+    only_best: bool = False,
 ) -> Found:
-    """Search given parts; `before` and `rejected` are what was counted before them."""
-    sweep = Sweep(request)
+    """Search given parts; `before` and `rejected` are what was counted before them.
+
+    With `only_best` neither the Pareto front nor the nearest misses are looked for.
+    """
+    sweep = Sweep(request, only_best=only_best)
     for number, part in enumerate(parts):
         for piece in chunks(part, PIECE):
             sweep.piece(number, part, piece)

@@ -31,11 +31,12 @@ class Sweep:
     """What the pieces of a search seen so far amount to: counts, and the entries worth keeping.
 
     `best` has the best entry of every feasible row, `front` the entries that a Pareto front may hold, `misses` for the
-    `MOST_MISSES` rows that are legal, never fit and come nearest, the entry that needs least memory.
+    `MOST_MISSES` rows that are legal, never fit and come nearest, the entry that needs least memory; these two stay
+    empty with `only_best`.
     """
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    def __init__(self, request: Request, *, only_best: bool = False) -> None:
+        self.request, self.only_best = request, only_best
         self.job = (request.model, request.cluster, request.workload)
         self.profile = load_profile(request.cluster.gpu)
         self.rejected: Counter[str] = Counter()
@@ -54,7 +55,8 @@ class Sweep:
         columns, legal = columns.take(rows), legal.take(rows, axis=-1)
         cells = Cells(number, rows + piece.start, columns, legal, memory(*self.job, columns))
         fitting = self._fitting(cells, self._below_floor(cells))
-        self._keep_misses(cells, fitting)
+        if not self.only_best:
+            self._keep_misses(cells, fitting)
 
     def _legal(self, columns: Columns, left: Array) -> Array:
         """The entries of `left` that break no rule; the others are counted under the first one they break."""
@@ -124,10 +126,11 @@ class Sweep:
         which = np.arange(len(at))
         choice = rank.best_of_rows(living, step_s, device_bytes, self.request.objective)
         best = cells.entry(choice, at, step_s[choice, which], device_bytes[choice, which])
-        choice, which = np.nonzero(self._not_beaten(living, step_s, device_bytes, best))
-        found = cells.entry(choice, at[which], step_s[choice, which], device_bytes[choice, which])
-        found = found.take(np.lexsort((found.row, found.knob)))
-        self.front.append(found.take(rank.pareto(found.step_s, found.device_bytes, least=1.0)))
+        if not self.only_best:
+            choice, which = np.nonzero(self._not_beaten(living, step_s, device_bytes, best))
+            found = cells.entry(choice, at[which], step_s[choice, which], device_bytes[choice, which])
+            found = found.take(np.lexsort((found.row, found.knob)))
+            self.front.append(found.take(rank.pareto(found.step_s, found.device_bytes, least=1.0)))
         return best
 
     def _not_beaten(self, living: Array, step_s: Array, device_bytes: Array, best: rank.Entries) -> Array:
