@@ -114,7 +114,7 @@ def _fitted(bench: Mapping[str, Any], rates: Mapping[str, float], ramps: Mapping
         **{name: entry(1.0, "assumed", assumed) for name in EXPOSED},
         "unfused_factor": entry(unfused, "measured"),
         "optimizer_bytes_per_param": entry(bench["optimizer_s"] * bench["memory_Bps"], "measured"),
-        "bubble_factor": entry(bubble, "assumed", "waiting stages leave their core to others: cores per rank"),
+        "bubble_factor": {**entry(bubble, "assumed", "waiting stages leave their core to others"), "high": 1.0},
         "host_dense_layer_s": entry(layer_s, "measured"),
         "host_moe_layer_s": entry(3 * layer_s, "assumed", "three times a dense layer"),
         "host_sync_s": entry(0.0, "assumed", assumed),

@@ -26,6 +26,8 @@ from advisor.trial.guard import end_with
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LEAST_REPEATS = 3
 DEPTH = 8
+# Floats that a step passes over between two products: they push operands and results out of the caches of a core.
+PASSED_OVER = 1 << 20
 LAYER_HIDDEN = 16
 LAYER_OPERATIONS = 40
 
@@ -48,8 +50,9 @@ def calls() -> int:
     return 1 if torch.get_default_device().type == "cpu" else 20
 
 
-def once(run: Callable[[], object]) -> float:
-    """Seconds of one call, over `calls` of them."""
+def once(run: Callable[[], object], before: Callable[[], object] = settle) -> float:
+    """Seconds of one call, over `calls` of them, after `before`."""
+    before()
     settle()
     begin = time.perf_counter()
     for _ in range(calls()):
@@ -58,15 +61,16 @@ def once(run: Callable[[], object]) -> float:
     return (time.perf_counter() - begin) / calls()
 
 
-def timed(run: Callable[[], object], seconds: float) -> float:
+def timed(run: Callable[[], object], seconds: float, before: Callable[[], object] = settle) -> float:
     """Median seconds of `run` on the slowest rank, over about `seconds` of repeats, as many on every rank."""
     run()
     repeats = max(LEAST_REPEATS, int(seconds / max(slowest(once(run) * calls()), 1e-6)))
-    return slowest(statistics.median(once(run) for _ in range(min(repeats, 1000))))
+    return slowest(statistics.median(once(run, before) for _ in range(min(repeats, 1000))))
 
 
 def gemms(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The three products of a linear layer of n x k weights and m rows; m, n, k of a row are those of its product."""
+    between = partial(torch.ones(PASSED_OVER).add_, 1.0)
     for name in job["dtypes"]:
         pool = torch.randn(job["pool_elements"]).to(DTYPES[name])
         for m, n, k in job["gemm"]:
@@ -82,7 +86,7 @@ def gemms(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
             }
             for way, run in runs.items():
                 row = {"dtype": name, "way": way, **dict(zip("mnk", sizes[way], strict=True))}
-                yield row | {"s": timed(run, job["seconds"])}
+                yield row | {"s": timed(run, job["seconds"], between)}
 
 
 def _product(
@@ -112,8 +116,8 @@ def attention(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def layers(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What a layer does beside its products and attention, forward and backward, in the operations of the CPU worker.
 
-    Two norms, two residual sums, rotary embedding of queries and keys, a gated activation; `DEPTH` layers forward and
-    then backward, so that no cache holds what the backward pass reads.
+    Two norms, two residual sums, rotary embedding of queries and keys, heads brought to the front, a gated
+    activation; `DEPTH` layers forward and then backward, so that no cache holds what the backward pass reads.
     """
     for tokens, hidden, heads, dim, ffn in job["layer"]:
         streams = [torch.randn(tokens, 1, hidden, requires_grad=True) for _ in range(3)]
@@ -139,8 +143,7 @@ def _layer(
     gate, up = gated.chunk(2, -1)
     return [
         *(torch.nn.functional.rms_norm(one, one.shape[-1:], weight) for one in (before, after)),
-        *(_turned(one, angles) for one in (q, k)),
-        v.permute(1, 2, 0, 3).contiguous(),
+        *(one.permute(1, 2, 0, 3).contiguous() for one in (_turned(q, angles), _turned(k, angles), v)),
         torch.nn.functional.silu(gate) * up,
         after + down,
     ]
