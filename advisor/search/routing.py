@@ -72,8 +72,8 @@ class Imbalance:
         """The same as one sentence with the changes that gain most."""
         found = (
             f"by {self.stats.source} the hottest of {self.ep} expert-parallel ranks gets {self.hottest:.2f} x the mean"
-            f" of tokens (layer {self.worst_layer}: {self.worst:.2f} x, rank {self.worst_rank}), which costs"
-            f" {self.slowdown:.1%} of a balanced step and {self.extra_bytes / 2**30:.1f} GiB"
+            f" of tokens (layer {self.worst_layer}: {self.worst:.2f} x, rank {self.worst_rank}): step"
+            f" {self.slowdown:+.1%} and {self.extra_bytes / 2**30:+.1f} GiB against balanced experts"
         )
         proposed = [one for one in map(self._best, ("ep", "capacity_factor")) if one is not None]
         said = "".join(f"; {one.words} gains {one.gain:.1%}{one.price}" for one in proposed)

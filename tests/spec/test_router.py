@@ -145,7 +145,7 @@ def replaced(lines: list[str], at: int, line: str | None) -> list[str]:
         ([], "the file is empty"),
         (["", "  "], "the file is empty"),
         (["layer,expert,tokens"], "has experts in 48 layers"),
-        (replaced(long_form(), 5, "0,4,-3"), "line 6: -3.0 is no number of tokens"),
+        (replaced(long_form(), 5, "0,4,-3"), "line 6: -3 is no number of tokens"),
         (replaced(long_form(), 5, "0,4,nan"), "line 6: nan is no number"),
         (replaced(long_form(), 5, "0,4,inf"), "line 6: inf is no number"),
         (replaced(long_form(), 5, "0,4,many"), "line 6: nan is no number"),
@@ -165,6 +165,33 @@ def replaced(lines: list[str], at: int, line: str | None) -> list[str]:
 def test_what_is_wrong_is_named(tmp_path, model, lines, said) -> None:
     with pytest.raises(InputError, match=said):
         read_router_stats(write(tmp_path, lines), model)
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ('{"layer": 1}', "neither tpe nor top_indices"),
+        ('{"layer": true, "tpe": [[1]]}', "is no record of a layer"),
+        ('{"layer": 0, "tpe": [[1, "x"]]}', "nan is no number"),
+        ('{"layer": 0, "tpe": [[1' + "0" * 400 + "]]}", "inf is no number"),
+        ('{"layer": 0, "tpe": [[1, 2, 3]]}', "3 experts on a rank do not divide the 128"),
+        ('{"layer": 0, "tpe": 7}', "0 experts on a rank"),
+        ('{"layer": 0, "top_indices": [[1, [2]]]}', "is no expert"),
+        ('{"layer": 0, "top_indices": [1]}', "is no list of the experts"),
+        ('{"layer": 1' + "0" * 30 + ', "top_indices": [[1]]}', "is beyond any model"),
+        ("{not json", "is no record of a layer"),
+    ],
+)
+def test_records_that_are_none_are_refused(tmp_path, model, record, said) -> None:
+    with pytest.raises(InputError, match=said):
+        read_router_stats(write(tmp_path, [record], "rank0.jsonl"), model)
+
+
+@pytest.mark.parametrize("text", ['layer,expert,tokens\n0,0,"5\n0,1,6', "layer,expert,tokens\n0,0," + "1" * 200_000])
+def test_broken_csv_is_refused(tmp_path, model, text) -> None:
+    with pytest.raises(InputError, match=r"goes on over lines|field larger") as caught:
+        read_router_stats(write(tmp_path, text.split("\n")), model)
+    assert "the form" in caught.value.hint
 
 
 def test_dense_models_missing_files_and_binaries_are_refused(tmp_path, model) -> None:

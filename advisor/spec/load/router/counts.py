@@ -9,7 +9,6 @@ import numpy as np
 
 from advisor.errors import InputError
 from advisor.spec.layout import Array
-from advisor.spec.load.fields import shown
 
 MOST_LAYERS, MOST_EXPERTS, MOST_TOKENS = 4096, 4096, 1e15
 SHOWN = 5
@@ -40,7 +39,7 @@ class Counts:
         if not 0 <= place.layer < MOST_LAYERS or not 0 <= expert < MOST_EXPERTS:
             self.problems.append(f"{where}: {place}, expert {expert} is beyond any model")
         elif not math.isfinite(tokens) or not 0 <= tokens <= MOST_TOKENS:
-            self.problems.append(f"{where}: {shown(tokens)} is no number of tokens")
+            self.problems.append(f"{where}: {tokens:g} is no number of tokens")
         else:
             known = self.tokens.setdefault(place, {})
             if expert in known and not sums:

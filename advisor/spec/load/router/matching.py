@@ -16,6 +16,7 @@ from advisor.spec.model import ExpertMlp, Model
 from advisor.spec.router import RouterStats, normalised
 
 MAX_FILE_BYTES = 1 << 30
+PIPELINED = "files saved by Megatron-LM number layers within a pipeline stage: save without a pipeline, or give CSV"
 
 
 def read_router_stats(path: Path, model: Model) -> RouterStats:
@@ -95,7 +96,7 @@ def _numbering(counts: Counts, model: Model, expected: tuple[int, ...]) -> tuple
             return first, (*apart, *(Place(layer) for layer in sorted(behind)))
     raise InputError(
         f"router statistics {counts.source}: {_differs(decoder, expected, model)}",
-        "files saved by Megatron-LM number layers within a pipeline stage: save without a pipeline, or give CSV",
+        "" if counts.form.startswith("CSV") else PIPELINED,
     )
 
 

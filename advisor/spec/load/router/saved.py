@@ -18,7 +18,7 @@ from typing import Any
 
 from advisor.errors import InputError
 from advisor.spec.load.fields import shown
-from advisor.spec.load.router.counts import Counts, Place
+from advisor.spec.load.router.counts import Counts, Place, number
 
 _RANK = re.compile(r"rank_?(\d+)\.jsonl(?:\.gz)?$")
 
@@ -56,14 +56,18 @@ def _entry(text: str, where: str) -> dict[str, Any]:
         entry = json.loads(text)
     except (ValueError, RecursionError):
         entry = None
-    if not isinstance(entry, dict) or not isinstance(entry.get("layer"), int):
+    if not isinstance(entry, dict) or not _whole(entry.get("layer")):
         raise InputError(f"router statistics {where}: {shown(text)} is no record of a layer")
     return entry
 
 
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _place(entry: Mapping[str, Any]) -> Place:
     module = entry.get("mtp_idx", 0) if entry.get("block") == "mtp" else -1
-    return Place(entry["layer"], module if isinstance(module, int) else 0)
+    return Place(entry["layer"], module if _whole(module) else 0)
 
 
 def _add_tokens(counts: Counts, entry: Mapping[str, Any], rank: int, experts: int, where: str) -> None:
@@ -77,8 +81,7 @@ def _add_tokens(counts: Counts, entry: Mapping[str, Any], rank: int, experts: in
     first = rank % (experts // local) * local
     for row in rows:
         for expert, tokens in enumerate(row, first):
-            value = float(tokens) if isinstance(tokens, int | float) and not isinstance(tokens, bool) else float("nan")
-            counts.add(_place(entry), expert, value, where, sums=True)
+            counts.add(_place(entry), expert, number(str(tokens)), where, sums=True)
 
 
 def _add_choices(counts: Counts, entry: Mapping[str, Any], where: str) -> None:
@@ -86,8 +89,9 @@ def _add_choices(counts: Counts, entry: Mapping[str, Any], where: str) -> None:
     if not isinstance(choices, list) or not all(isinstance(row, list) for row in choices):
         counts.problems.append(f"{where}: top_indices is no list of the experts of each token")
         return
+    strange = [expert for row in choices for expert in row if not _whole(expert)]
+    if strange:
+        counts.problems.append(f"{where}: {shown(strange[0])} is no expert")
+        return
     for expert, tokens in Counter(expert for row in choices for expert in row).items():
-        if isinstance(expert, int):
-            counts.add(_place(entry), expert, float(tokens), where, sums=True)
-        else:
-            counts.problems.append(f"{where}: {shown(expert)} is no expert")
+        counts.add(_place(entry), expert, float(tokens), where, sums=True)

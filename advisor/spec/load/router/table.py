@@ -32,7 +32,12 @@ def read_table(lines: Sequence[str], source: str) -> Counts:
     numbered = [
         (number_, line) for number_, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")
     ]
-    rows = list(csv.reader(line for _, line in numbered))
+    try:
+        rows = list(csv.reader(line for _, line in numbered))
+    except csv.Error as error:
+        raise InputError(f"router statistics {source}: {error}", f"the form: {FORM}") from error
+    if len(rows) != len(numbered):
+        raise InputError(f"router statistics {source}: a quoted field goes on over lines", f"the form: {FORM}")
     header = [name.strip().lower() for name in rows[0]]
     wide = {at: int(found[1]) for at, name in enumerate(header) if (found := _EXPERT.match(name))}
     known = {"layer", "expert", "tokens"} if not wide else {"layer"}
