@@ -30,6 +30,14 @@ CASES = {
 SYSTEMS = {"h100-sxm-80gb": "dgx-h100", "b200-sxm-180gb": "dgx-b200", "b300-sxm-270gb": "dgx-b300",
            "gb200-186gb": "gb200-nvl72", "gb300-279gb": "gb300-nvl72", "vr200-288gb": "vr200-nvl72"}  # fmt: skip
 OWN = {
+    "moe.sh": (
+        "16",
+        "#!/bin/bash\nEXPERTS='--num-experts 8 --moe-ffn-hidden-size 1536 --moe-router-topk 2 --moe-grouped-gemm'\n"
+        "torchrun --nnodes 2 --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 2048"
+        " --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1"
+        " --global-batch-size 64 --bf16 --swiglu --disable-bias-linear --vocab-size 32000 $EXPERTS"
+        " --moe-token-dispatcher-type alltoall --expert-model-parallel-size 4 --use-distributed-optimizer\n",
+    ),
     "layout": ("64", "--model llama3-8b --gpus 64 --tp 2 --pp 2 --gbs 512 --seq-len 4096 --mbs 1 --recompute full\n"),
     "experts": ("64", "--model minimax-m2 --tp 2 --ep 32 --pp 2 --gbs 512 --seq-len 4096 --dispatcher deepep\n"),
     "overrides": ("64", "--recipe qwen3_30b_a3b_pretrain_config\nmodel.tensor_model_parallel_size=2\n"

@@ -85,4 +85,7 @@ def stated_at(setup: Setup, name: str) -> str:
         stated = setup.values.get(key_of(dest))
         if stated is not None:
             return place(stated.file, stated.line)
-    return MEGATRON_DEFAULT if setup.framework == "megatron-lm" else "default"
+    if setup.framework == "megatron-lm":
+        return MEGATRON_DEFAULT
+    recipe = setup.facts.get("recipe") if setup.framework == "bridge" else None
+    return "default" if recipe is None else f"assumed: neither the file nor our table of {recipe.value} says it"

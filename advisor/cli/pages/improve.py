@@ -39,6 +39,8 @@ HIDDEN = ("objective", "top", "fix", "allow", "target_tokens_per_s", "pipeline_l
 MOST_SHOWN, MOST_OFFERS, MOST_FINDINGS = 10, 6, 8
 WORTH = 0.005
 """Gain below which a change is only listed with --verbose."""
+ASSUMED = ("assumed", "left to", "common part")
+"""How origins begin that nobody stated."""
 ALWAYS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
@@ -110,7 +112,7 @@ def _settings(answer: Improved) -> Facts:
     for name, setting in answer.subject.sources.items():
         note = f" ({setting.note})" if setting.note else ""
         groups[setting.origin].append(f"{name} {shown_word(setting.value)}{note}")
-    rows = sorted(groups.items(), key=lambda item: ("default" in item[0] or item[0].startswith(("left", "common")), 0))
+    rows = sorted(groups.items(), key=lambda item: item[0].startswith(ASSUMED) or "default" in item[0])
     return Facts(
         "layout and knobs, by where they are said", tuple((where, ", ".join(said), "") for where, said in rows)
     )
