@@ -112,6 +112,7 @@ def test_pages_show_the_block(cli, stats, verb):
     assert ran.code in {0, 1}
     assert "router statistics: 48 layers of 128 experts" in ran.out
     assert "what would even it out" in ran.out
+    assert "router-imbalance" in ran.out
 
 
 def test_a_bad_file_is_one_error(cli, tmp_path):

@@ -8,7 +8,13 @@ from advisor.cli.document import Block, Column, Document, Line, Table
 from advisor.cli.figures import NONE, count, figure, gain
 from advisor.cli.pages import command_lines
 from advisor.cli.pages.estimate import verdict_line
-from advisor.cli.pages.parts import SEARCH_SETTINGS, candidate_table, inputs_facts, request_facts
+from advisor.cli.pages.parts import (
+    SEARCH_SETTINGS,
+    candidate_table,
+    findings_table,
+    inputs_facts,
+    request_facts,
+)
 from advisor.cli.pages.routing import routing_blocks
 from advisor.report.answers import Explanation
 from advisor.spec.plan import Candidate, Dial, Reason
@@ -43,6 +49,7 @@ def _blocks(found: Explanation, verbose: bool) -> Iterator[Block]:
     if rows:
         yield candidate_table("compared", rows)
     yield from routing_blocks(found.estimate.imbalance)
+    yield from findings_table(one for one in found.estimate.findings if one.severity != "stop")
     if found.nearest is not None and found.changes:
         yield Line(f"nearest that fits: {', '.join(found.changes)}")
     dials = [one for one in found.dials if verbose or one.verdict != "illegal"][: None if verbose else MOST_DIALS]
