@@ -283,6 +283,27 @@ def test_recipes_of_the_vendor_are_read_and_edited(tmp_path, recipe):
     round_trip(path, options, most=8)
 
 
+def test_python_gets_the_imports_and_the_object_that_a_field_needs(cli, tmp_path):
+    path, new = tmp_path / "config.py", tmp_path / "new.py"
+    path.write_text(
+        '"""A run."""\n\nfrom __future__ import annotations\n\n'
+        "from megatron.bridge.recipes.llama import llama3_8b_pretrain_config\n\n\n"
+        "def make():\n    cfg = llama3_8b_pretrain_config()\n    cfg.model.pipeline_model_parallel_size = 1\n"
+        "    cfg.train.global_batch_size = 512\n    return cfg\n"
+    )
+    words = ("--gpus", "64", "--system", "dgx-h100", "--format", "json")
+    record = answer_of(cli("improve", str(path), *words))
+    for dial in ("grad_dtype", "moment_dtype", "pp"):
+        changes = (*record["kept"], *record["changed"])
+        promised = next(one for one in changes if [part["name"] for part in one["dials"]] == [dial])
+        cli("improve", str(path), *words, "--take", str(promised["number"]), "--edited", str(new))
+        compile(new.read_text(), "new.py", "exec")
+        again = answer_of(cli("improve", str(new), *words))
+        assert again["now"]["step"]["step_s"] == pytest.approx(promised["step_s"], rel=1e-9)
+        assert ("torch." in new.read_text()) == ("import torch\n" in new.read_text())
+        assert ("get_mixed_precision_config(" in new.read_text()) == (dial == "grad_dtype")
+
+
 @pytest.mark.parametrize(
     ("name", "field", "requested"),
     [

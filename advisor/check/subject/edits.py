@@ -23,7 +23,7 @@ from advisor.export.bridge_values import SPLIT_FIELDS, precision, sections
 from advisor.export.megatron import setting_groups
 from advisor.export.subject import Subject as Export
 from advisor.export.subject import plain_split
-from advisor.export.words import hydra
+from advisor.export.words import Code, hydra
 from advisor.export.words import python as as_python
 from advisor.rules.lint.setup import SHORT
 from advisor.search.dials import knob_words
@@ -63,6 +63,7 @@ FASTER_FIELDS = {
     "grad_accumulation_fused": ("model.gradient_accumulation_fusion", True),
     "grouped_gemm": ("model.moe_grouped_gemm", True),
 }
+NAMED_PRECISION = "get_mixed_precision_config"
 LAYOUT = "model.pipeline_model_parallel_layout"
 PIPELINE = frozenset({SHORT["pp"], SHORT["vpp"], *(f"model.{field}" for field in SPLIT_FIELDS.values())})
 SKIPPED = ("checkpoints",)
@@ -198,12 +199,25 @@ def _field_edits(subject: Subject, request: Request, choice: Choice) -> Iterator
         if getattr(subject.request.workload, name) != getattr(request.workload, name):
             after[key] = value
             changed.append(key)
+    fields = [key for key in (*changed, *before) if key.startswith("mixed_precision.")]
+    if any(key in changed or key not in after for key in fields) and _named_precision(subject):
+        # Fields need the object: in Python the name is replaced by it, in overrides Bridge's recipe has to hold it.
+        name = after["mixed_precision"]
+        after["mixed_precision"] = Code(f'{NAMED_PRECISION}("{name}")', str(name))
+        changed = ["mixed_precision", *(key for key in changed if key != "mixed_precision")]
     for key in changed:
         yield Edit(key, after[key], (hydra(after[key]),), _where(subject, key))
     for key, old in before.items():
         if key not in after:
             value = not old if isinstance(old, bool) else None
             yield Edit(key, value, (hydra(value),), _where(subject, key))
+
+
+def _named_precision(subject: Subject) -> bool:
+    """Whether a Python file leaves mixed precision to a name, its own or that of its recipe."""
+    stated = subject.reading.values.get("mixed_precision")
+    built = any(key.startswith("mixed_precision.") for key in subject.reading.values)
+    return subject.reading.kind == "bridge-python" and not built and (stated is None or isinstance(stated.value, str))
 
 
 def _plain(value: Any) -> str:

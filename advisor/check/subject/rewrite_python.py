@@ -8,9 +8,15 @@ from dataclasses import dataclass
 
 from advisor.check.readers.expressions import dotted
 from advisor.check.readers.python import section_of
-from advisor.check.subject.edits import Edit
+from advisor.check.subject.edits import NAMED_PRECISION, Edit
 from advisor.errors import InputError
 from advisor.export.words import python as as_python
+
+IMPORTS = {
+    "torch.": "import torch",
+    NAMED_PRECISION: f"from megatron.bridge.training.mixed_precision import {NAMED_PRECISION}",
+}
+"""Imports that a written value needs, by what it looks like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +37,21 @@ def rewrite_python(name: str, text: str, changes: Sequence[Edit]) -> str:
             raise InputError(f"{name!r} shows no configuration to write {edit.key} to", f"write it by hand: {edit.key}")
         for patch in sorted(patches, key=lambda one: -one.start):
             text = text[: patch.start] + patch.text + text[patch.end :]
-    if "torch." in "".join(as_python(edit.value) for edit in changes) and "import torch" not in text:
-        text = (
-            f"import torch\n{text}"
-            if not text.startswith("from __future__")
-            else text.replace("\n", "\nimport torch\n", 1)
-        )
+    for word, statement in IMPORTS.items():
+        if any(word in as_python(edit.value) for edit in changes) and statement not in text:
+            text = _with_import(text, statement)
     return text
+
+
+def _with_import(text: str, statement: str) -> str:
+    """The source with an import in front of its first one, behind docstring and __future__."""
+    body = ast.parse(text).body
+    later = [node for node in body if not (isinstance(node, ast.ImportFrom) and node.module == "__future__")]
+    if later and isinstance(later[0], ast.Expr) and isinstance(later[0].value, ast.Constant):
+        later = later[1:]
+    rows = text.split("\n")
+    rows.insert(later[0].lineno - 1 if later else len(rows), statement)
+    return "\n".join(rows)
 
 
 class _Source:
