@@ -33,6 +33,7 @@ def test_what_torchrun_wrote(name, cause, rank, code, sure):
     [
         ("ft_launcher_no_restarts", "undetermined", 1, "node1", 137),
         ("ft_launcher_rank_hung", "hang_process", 1, "node1", 137),
+        ("ft_launcher_node_lost", "undetermined", None, None, 1),
         ("slurm_rank_exit_7", "undetermined", 1, "n1", 7),
         ("slurm_time_limit_requeue", "preempted", None, None, 143),
     ],

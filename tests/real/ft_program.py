@@ -1,6 +1,6 @@
 """Two ranks that train a number, for tests of fault tolerance: sections, checkpoints, one fault on the first attempt.
 
-Usage: ft_program.py FOLDER STEPS SAVE_EVERY FAULT, FAULT one of none, killed, hung.
+Usage: ft_program.py FOLDER STEPS SAVE_EVERY FAULT; FAULT is none, killed, hung or lost (with the agent of its node).
 """
 
 import json
@@ -30,9 +30,13 @@ def main() -> None:
     monitor.end_section("setup")
     for step in range(state["step"] + 1, steps + 1):
         monitor.start_section("step")
-        if attempt == 0 and rank == FAULT_RANK and step == FAULT_AT:
+        # A spare node counts its attempts anew: the fault is remembered beside the checkpoint.
+        if fault != "none" and rank == FAULT_RANK and step == FAULT_AT and not (folder / "fault").exists():
+            (folder / "fault").touch()
             print(f"rank {rank} is {fault} at step {step}", flush=True)
-            if fault == "killed":
+            if fault == "lost":
+                os.kill(os.getppid(), signal.SIGKILL)
+            if fault in ("killed", "lost"):
                 os.kill(os.getpid(), signal.SIGKILL)
             if fault == "hung":
                 time.sleep(3600)

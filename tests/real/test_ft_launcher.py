@@ -6,12 +6,16 @@ job, and its floors of minutes are scaled to seconds so that a hang is seen with
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -93,6 +97,66 @@ def test_a_fault_costs_at_most_an_interval(tmp_path, flags, fault, updating):
         (DATA / f"ft_launcher_rank_{fault}.log").write_text(anonymous(log, tmp_path))
 
 
+def agents(tmp_path: Path, flags: tuple[str, ...], nodes: int, spares: int) -> list[tuple[int, str]]:
+    """Exit code and log of an agent of one rank per node and spare node, as the generated script starts them.
+
+    The agent of the first node holds the rendezvous and stays. All run on one host, so the others are told that they
+    are no host of it.
+    """
+    (port,) = free_ports(1)
+    started = []
+    for node in range(nodes + spares):
+        command = [
+            str(LAUNCHER), "--rdzv_backend=c10d", "--nproc-per-node=1", *flags, f"--nnodes={nodes}", "--rdzv_id=41",
+            f"--rdzv_endpoint=127.0.0.1:{port}", f"--rdzv_conf=is_host={node == 0}".lower(),
+            str(PROGRAM), str(tmp_path), str(STEPS), str(EVERY), "lost",
+        ]  # fmt: skip
+        environment = {**os.environ, "GROUP_RANK": str(node), "OMP_NUM_THREADS": "1"}
+        log = (tmp_path / f"node{node}.log").open("w")
+        started.append(
+            subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        )
+        if node == 0:
+            until(lambda: "attempts to join" in text_of(tmp_path, 0))
+        if node == nodes - 1:
+            until(lambda: "starts after step 0" in text_of(tmp_path, 0))
+    try:
+        codes = [one.wait(timeout=240) for one in started]
+    finally:
+        for one in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGKILL)
+    return [(code, text_of(tmp_path, node)) for node, code in enumerate(codes)]
+
+
+def text_of(tmp_path: Path, node: int) -> str:
+    return (tmp_path / f"node{node}.log").read_text()
+
+
+def until(held: Callable[[], bool], timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not held():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_a_spare_node_takes_over_from_a_lost_one(tmp_path, flags, updating):
+    """Three agents for two nodes: one active node is lost with its agent, the spare joins, no step beyond a save."""
+    first, lost, spare = agents(tmp_path, flags, nodes=2, spares=1)
+    assert (first[0], lost[0], spare[0]) == (0, -9, 0), (first, spare)
+    assert "rank 1 is lost at step 7" in lost[1]
+    assert "starts after" not in spare[1].split("joined round")[0]
+    assert "rank 1 starts after step 6" in spare[1]
+    assert "attempt 1 rank 0 starts after step 6" in first[1]
+    assert json.loads((tmp_path / "done.json").read_text()) == {"step": STEPS, "value": 2.0 * STEPS, "attempt": 1}
+    assert lost_steps(first[1]) <= EVERY
+    if updating:
+        DATA.mkdir(parents=True, exist_ok=True)
+        logs = enumerate((first[1], lost[1], spare[1]))
+        merged = "".join(f"{node}: {line}\n" for node, log in logs for line in log.splitlines())
+        (DATA / "ft_launcher_node_lost.log").write_text(anonymous(merged, tmp_path))
+
+
 def anonymous(log: str, tmp_path: Path) -> str:
     """The log without the folders and the name of this machine."""
     folders = {
@@ -101,6 +165,8 @@ def anonymous(log: str, tmp_path: Path) -> str:
     }  # fmt: skip
     for folder, name in folders.items():
         log = log.replace(folder, name)
+    # An agent per node: each is a host of its own in the log.
+    log = re.sub(rf"(?m)^(\d): (.*?)@{re.escape(socket.gethostname())}\b", r"\1: \2@node\1", log)
     log = re.sub(rf"@{re.escape(socket.gethostname())}\b", "@node1", log)
     return re.sub(r"/tmp/torchelastic_\w+", "/work/logs", log)
 
