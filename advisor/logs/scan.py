@@ -42,7 +42,7 @@ class Scanner:
 
     `gate` knows the texts of interest and their marks, `confirm` looks at a line that holds some of them and says which
     marks hold. Marks in `latest` may be on every line: of those only the first after another hit and the last before
-    one are handed on. So it goes with a shape that has been seen `most` times.
+    one are handed on. So it goes with a shape that has been seen `most` times. Lines have times where `timed`.
     """
 
     def __init__(
@@ -51,8 +51,9 @@ class Scanner:
         confirm: Callable[[str, Marks], Marks],
         latest: frozenset[int] = frozenset(),
         most: float = MOST_OF_A_SHAPE,
+        timed: bool = True,
     ) -> None:
-        self._gate, self._confirm, self._latest, self._most = gate, confirm, latest, most
+        self._gate, self._confirm, self._latest, self._most, self._timed = gate, confirm, latest, most, timed
         self._shapes: dict[bytes, Marks] = {}
         self._following = 0
 
@@ -66,7 +67,7 @@ class Scanner:
         repeats = _Repeats()
         with source.open() as stream:
             feed = Feed(stream, size)
-            reader = _Reader(source, feed.head)
+            reader = _Reader(source, feed.head, self._timed)
             for block in feed.blocks():
                 for line in self._of_block(block, repeats):
                     yield reader.hit(line)
@@ -177,8 +178,8 @@ class _Repeats:
 class _Reader:
     """Turns lines of one source into hits: number, writer, time."""
 
-    def __init__(self, source: Source, head: bytes) -> None:
-        self._source = source
+    def __init__(self, source: Source, head: bytes, timed: bool) -> None:
+        self._source, self._timed = source, timed
         self._clock = Clock()
         self._file = file_tag(source.name)
         self._read = 0
@@ -196,7 +197,7 @@ class _Reader:
             said.rest,
         )
         number = line.block.number_of(line.index)
-        return Hit(self._source, number, line.text, tag, self._when(line), line.marks)
+        return Hit(self._source, number, line.text, tag, self._when(line) if self._timed else None, line.marks)
 
     def _when(self, line: _Line) -> float | None:
         """Time of the line itself, else of the nearest line before it."""

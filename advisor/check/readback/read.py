@@ -40,7 +40,7 @@ def read_log(names: Sequence[str]) -> Observed:
     if not sources:
         raise InputError(f"{names[0]}: no text", _HINT)
     known = wordings()
-    scanner, gathered = Scanner(known.gate, known.confirm, most=float("inf")), _Gathered()
+    scanner, gathered = Scanner(known.gate, known.confirm, most=float("inf"), timed=False), _Gathered()
     others: set[str] = set()
     for source in sources:
         size = Size()
@@ -78,6 +78,7 @@ class _Gathered:
         self._times, self._short = StepTimes(), StepTimes()
         self._peaks: dict[int | None, Peak] = {}
         self._remarks: dict[tuple[str, str], Remark] = {}
+        self._records: dict[str, str] = {}
         self._block: BlockReader | None = None
         self._files: list[str] = []
         self._problems: list[str] = []
@@ -166,7 +167,11 @@ class _Gathered:
             self._hold(key, Seen(seen.file, seen.line, seen.text, value_of(parts["value"]), "dump"))
 
     def _record(self, _kind: Wording, parts: Mapping[str, str], seen: Seen, _hit: Hit) -> None:
+        """A record that was just read says nothing new; ranks and starts repeat it."""
         for section, record in parts.items():
+            if self._records.get(section) == record:
+                continue
+            self._records[section] = record
             for name, value in fields_of(record):
                 self._hold(f"{section}.{name}", Seen(seen.file, seen.line, seen.text, value, "record"))
 

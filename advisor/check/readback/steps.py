@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from array import array
 from collections.abc import Mapping
@@ -13,12 +14,12 @@ from advisor.check.readback.observed import Place, Steps
 WARM_UP_ITERATIONS = 10
 FEWEST_STEADY = 3
 MOST_REPORTS = 1 << 20
-_MORE = {
-    "tflops": re.compile(r"throughput per GPU \(TFLOP/s/GPU\): ([\d.]+)"),
-    "loss": re.compile(r"\blm loss: ([-+\d.Ena]+)", re.IGNORECASE),
+_RATE = re.compile(r"throughput per GPU \(TFLOP/s/GPU\): ([\d.]+)")
+_LOSS = re.compile(r"\blm loss: ([-+\d.Ena]+)", re.IGNORECASE)
+_BATCH = re.compile(r"global batch size:\s*(\d+)")
+_COUNTS = {
     "nan": re.compile(r"number of nan iterations:\s*(\d+)"),
     "skipped": re.compile(r"number of skipped iterations:\s*(\d+)"),
-    "batch": re.compile(r"global batch size:\s*(\d+)"),
 }
 
 
@@ -45,9 +46,7 @@ class StepTimes:
         self._starts: list[_Start] = []
         self._fresh = True
         self._place: Place | None = None
-        self._loss: float | None = None
-        self._counts = {"nan": 0, "skipped": 0}
-        self.batch: tuple[int, Place] | None = None
+        self._counts = dict.fromkeys(_COUNTS, 0)
 
     def begin(self) -> None:
         """The job starts, or a log."""
@@ -55,14 +54,17 @@ class StepTimes:
 
     def report(self, parts: Mapping[str, str], place: Place) -> None:
         """A line of Megatron's training log."""
-        more = {name: found[1] for name, regex in _MORE.items() if (found := regex.search(place.text))}
-        self.add(int(parts["iteration"]), float(parts["ms"]) / 1e3, float(more.get("tflops", "nan")), place)
-        for name in self._counts:
-            self._counts[name] += int(more.get(name, 0))
-        if "loss" in more:
-            self._loss = _number(more["loss"])
-        if "batch" in more:
-            self.batch = (int(more["batch"]), place)
+        rate = _RATE.search(place.text)
+        self.add(int(parts["iteration"]), float(parts["ms"]) / 1e3, float(rate[1]) if rate else math.nan, place)
+        for name, regex in _COUNTS.items():
+            found = regex.search(place.text)
+            self._counts[name] += int(found[1]) if found else 0
+
+    @property
+    def batch(self) -> tuple[int, Place] | None:
+        """Samples of the last step, and the line that says so."""
+        found = None if self._place is None else _BATCH.search(self._place.text)
+        return (int(found[1]), self._place) if found is not None and self._place is not None else None
 
     def add(self, iteration: int, seconds: float, tflops: float, place: Place) -> None:
         """A report; an iteration that was seen before says that the job started again."""
@@ -94,13 +96,14 @@ class StepTimes:
             f"reports of the first {WARM_UP_ITERATIONS} iterations after each start are left out; where fewer than "
             f"{FEWEST_STEADY} remain, the first half",
             min(start.iterations[0] for start in self._starts), max(start.iterations[-1] for start in self._starts),
-            float(np.median(rates)) if len(rates) else None, self._loss, self._counts["nan"], self._counts["skipped"],
+            float(np.median(rates)) if len(rates) else None, self._loss(), self._counts["nan"], self._counts["skipped"],
             self._place,
         )  # fmt: skip
 
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")
+    def _loss(self) -> float | None:
+        """Loss of the last report; nan where it is printed so."""
+        found = None if self._place is None else _LOSS.search(self._place.text)
+        try:
+            return None if found is None else float(found[1])
+        except ValueError:
+            return math.nan
