@@ -69,9 +69,11 @@ def read_measured(folder: Path) -> Measured:
     records = _of_one_host(Store(folder).records(), left)
     for record in records:
         try:
-            kept[str(record["key"])].append((_trial(record), record))
+            trial = _trial(record)
         except AdvisorError as problem:
             left.append(Left(str(record["name"]), problem.message))
+        else:
+            kept[str(record["key"])].append((trial, record))
     if not kept:
         reasons = "; ".join(f"{one.name}: {one.reason}" for one in left[:3]) or "it is empty"
         raise InputError(f"no record in {folder} can be used: {reasons}", "run advisor trial again")
