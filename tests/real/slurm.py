@@ -39,6 +39,8 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,sched_min_interval=0
@@ -56,6 +58,7 @@ ResumeProgram=/bin/true
 SuspendProgram=/bin/true
 SuspendTime=INFINITE
 PartitionName=batch Nodes=n[1-{live}] Default=YES MaxTime=UNLIMITED State=UP
+PartitionName=urgent Nodes=n[1-{live}] PriorityTier=10 MaxTime=UNLIMITED State=UP
 PartitionName=large Nodes=paper[1-{paper}] MaxTime=UNLIMITED State=UP
 """
 SHAPE = f"CPUs=64 Sockets=2 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=64000 Gres=gpu:{GPUS}"

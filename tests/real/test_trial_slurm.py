@@ -187,6 +187,36 @@ def test_what_somebody_else_cancels_is_an_outcome(at_cluster, tmp_path, plan):
     assert record["failure"]["rank"] in {0, 1, None}
 
 
+def test_a_failed_node_is_an_outcome(at_cluster, tmp_path, plan):
+    def break_node(_, progress) -> None:
+        if progress.steps == 2:
+            at_cluster.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
+
+    try:
+        record = run(plan, act(tmp_path, r0="hang", r1="hang"), break_node)
+    finally:
+        at_cluster.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+    assert (record["outcome"], record["slurm"]["state"]) == ("node failure", "NODE_FAIL")
+    assert "--restarts" in record["failure"]["fix"]
+    ready = ["sinfo", "-h", "-p", "batch", "-o", "%T %D"]
+    assert until(lambda: at_cluster.run(*ready).stdout.strip() == "idle 2")
+
+
+def test_a_preempted_job_is_an_outcome(at_cluster, tmp_path, plan):
+    urgent = tmp_path / "urgent.sbatch"
+    urgent.write_text("#!/bin/bash\nsleep 1\n")
+    asked = ["sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", str(urgent)]
+    begun = []
+
+    def preempt(_, progress) -> None:
+        if progress.steps == 2 and not begun:
+            begun.append(at_cluster.run(*asked).stdout)
+
+    record = run(plan, act(tmp_path, r0="hang", r1="hang"), preempt)
+    assert (record["outcome"], record["slurm"]["state"]) == ("preempted", "PREEMPTED")
+    assert until(lambda: not left_in_queue(at_cluster))
+
+
 def test_a_trial_can_be_stopped_early(at_cluster, tmp_path, plan):
     record = run(plan, act(tmp_path), lambda _, progress: len(progress.steady_s) >= 5, steps=2000)
     assert (record["outcome"], record["ending"]) == ("measured", "stopped")
