@@ -19,11 +19,12 @@ from advisor.search.candidates import make_candidates
 from advisor.search.merge import regroup
 from advisor.search.parts import Part, chunks, make_parts
 from advisor.search.request import Request
-from advisor.search.sweep import Sweep
+from advisor.search.sweep import MOST_MISSES, Sweep
 from advisor.spec.layout import Array, Knobs, Layout
 from advisor.spec.plan import Candidate
 
 PIECE = 1 << 20
+MANY_PIECES, WORKERS = 12, 2
 MOST_PARETO = 8
 MOST_FAMILIES = 8
 
@@ -96,25 +97,44 @@ def search_parts(
 
     With `only_best` neither the Pareto front nor the nearest misses are looked for.
     """
-    sweep = Sweep(request, only_best=only_best)
-    for number, part in enumerate(parts):
-        for piece in chunks(part, PIECE):
-            sweep.piece(number, part, piece)
-    best = rank.joined(sweep.best)
+    sweeps = _swept(request, parts, only_best)
+    best = rank.joined([one for sweep in sweeps for one in sweep.best])
     best = best.take(rank.order(best, layout_of(parts, best), request.objective))
-    front = rank.joined(sweep.front)
+    front = rank.joined([one for sweep in sweeps for one in sweep.front])
     front = front.take(rank.pareto(front.step_s, front.device_bytes))
-    counts = sweep.rejected + Counter(rejected or {})
+    counts = sum((sweep.rejected for sweep in sweeps), Counter(rejected or {}))
     return Found(
         request=request,
         parts=parts,
         searched=before + sum(part.entries for part in parts),
-        feasible=sweep.feasible,
+        feasible=sum(sweep.feasible for sweep in sweeps),
         rejected=MappingProxyType(dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))),
         best=best,
         front=front,
-        nearest_miss=sweep.misses,
+        nearest_miss=rank.smallest(rank.joined([sweep.misses for sweep in sweeps]), MOST_MISSES),
     )
+
+
+def _swept(request: Request, parts: tuple[Part, ...], only_best: bool) -> list[Sweep]:
+    """Sweeps over all pieces: one, or `WORKERS` on a thread each where there are many; numpy works without the lock.
+
+    Who takes which piece is fixed and the sweeps are joined in order, so that an answer does not depend on timing.
+    """
+    pieces = [(number, part, piece) for number, part in enumerate(parts) for piece in chunks(part, PIECE)]
+    sweeps = [Sweep(request, only_best=only_best) for _ in range(WORKERS if len(pieces) >= MANY_PIECES else 1)]
+
+    def run(worker: int) -> None:
+        for number, part, piece in pieces[worker :: len(sweeps)]:
+            sweeps[worker].piece(number, part, piece)
+
+    if len(sweeps) == 1:
+        run(0)
+        return sweeps
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(len(sweeps)) as pool:
+        list(pool.map(run, range(len(sweeps))))
+    return sweeps
 
 
 def layout_of(parts: tuple[Part, ...], entries: rank.Entries) -> dict[str, Array]:

@@ -154,6 +154,7 @@ def test_choices_keep_their_order_when_parts_are_joined():
     "limits",
     [
         {"solve.PIECE": 100},
+        {"solve.PIECE": 100, "solve.MANY_PIECES": 10**9},
         {"sweep.MOST_ENTRIES": 100},
         {"cells.CELL_ENTRIES": 0},
         {"cells.CELL_ENTRIES": 10**9},
