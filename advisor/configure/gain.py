@@ -69,6 +69,17 @@ def _choice(name: str, field: str, value: object, otherwise: object, applies: st
     )
 
 
+def _delayed(applies: str) -> _Dial:
+    """Weight gradients put off: beside the overlap of expert exchange that it needs, on both sides."""
+    return _Dial(
+        "delay_wgrad",
+        lambda knobs: replace(knobs, ep_overlap=True, delay_wgrad=True),
+        lambda knobs: replace(knobs, ep_overlap=True, delay_wgrad=False),
+        lambda knobs: knobs.delay_wgrad,
+        applies,
+    )
+
+
 def _dials(job: Job) -> Iterator[_Dial]:
     layout = job.layout
     several = "" if layout.dp > 1 else f"DP is {layout.dp}"
@@ -80,6 +91,7 @@ def _dials(job: Job) -> Iterator[_Dial]:
     if job.model.is_moe:
         split = "" if layout.ep > 1 else f"EP is {layout.ep}"
         yield _switch("ep_overlap", ("delay_wgrad",), split)
+        yield _delayed(split)
         shared = job.model.moe is not None and job.model.moe.shared_ffn > 0
         yield _switch("shared_expert_overlap", applies=split or ("" if shared else "there is no shared expert"))
         for kind, backend in FLEX.items():
@@ -110,9 +122,6 @@ def gains(job: Job) -> tuple[Gain, ...]:
         saved = without.step_s - with_it.step_s
         ends = sorted((saved * with_it.low_s / with_it.step_s, saved * with_it.high_s / with_it.step_s))
         found.append(Gain(dial.name, now, with_it.step_s, without.step_s, saved, ends[0], ends[1]))
-    if job.model.is_moe:
-        note = "not in the cost model: it fills gaps of ep_overlap, which counts as if it did"
-        found.append(Gain("delay_wgrad", job.knobs.delay_wgrad, None, None, None, None, None, note))
     return tuple(found)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,13 +27,17 @@ ZERO = np.zeros(())
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass:
-    """Seconds or bytes of the forward and of the backward pass; arrays that broadcast with the columns."""
+    """Seconds or bytes of the forward and of the backward pass; arrays that broadcast with the columns.
+
+    `weights` is the part of the backward pass that makes weight gradients, which nothing but the optimizer waits for.
+    """
 
     forward: Array
     backward: Array
+    weights: Array = field(default_factory=lambda: ZERO)
 
     def __add__(self, other: Pass) -> Pass:
-        return Pass(self.forward + other.forward, self.backward + other.backward)
+        return Pass(self.forward + other.forward, self.backward + other.backward, self.weights + other.weights)
 
     @property
     def both(self) -> Array:

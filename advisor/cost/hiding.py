@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from advisor.cost import comm
-from advisor.cost.elementwise import BF16_BYTES, ZERO
+from advisor.cost.elementwise import BF16_BYTES, ZERO, Pass
 from advisor.cost.flops import rank_tokens
 from advisor.cost.kernels import LayerKernels
 from advisor.cost.params import LayerParams, StageParams, layer_params
@@ -63,7 +63,8 @@ def _region(setting: Setting, width_in: float, width_out: float) -> tuple[Array,
     """Seconds of one tensor-parallel region, forward and backward.
 
     With SP: gather the input and scatter the output; backward one scatter and two gathers (the input is gathered again
-    for the weight gradient). Without SP: one all-reduce each way.
+    for the weight gradient). Without SP: one all-reduce each way. A collective starts when its last rank arrives, which
+    benchmarks of collectives alone do not show; pipelined user buffers wait for a neighbour at a time.
     """
     inside, _ = rank_tokens(setting.workload, setting.columns)
     into, out = BF16_BYTES * inside * width_in, BF16_BYTES * inside * width_out
@@ -74,8 +75,10 @@ def _region(setting: Setting, width_in: float, width_out: float) -> tuple[Array,
     scatter_out = comm.reduce_scatter(setting.profile, setting.cluster, out, span)
     reduce_in = comm.all_reduce(setting.profile, setting.cluster, into, span)
     reduce_out = comm.all_reduce(setting.profile, setting.cluster, out, span)
-    forward = np.where(sp, gather_in + scatter_out, reduce_out)
-    backward = np.where(sp, scatter_in + gather_out + gather_in, reduce_in)
+    others = np.where(setting.columns.tp_overlap, 0, span.ranks - 1)
+    wait = setting.profile.value("collective_wait_s") * others
+    forward = np.where(sp, gather_in + scatter_out + 2 * wait, reduce_out + wait)
+    backward = np.where(sp, scatter_in + gather_out + gather_in + 3 * wait, reduce_in + wait)
     return forward, backward
 
 
@@ -141,8 +144,8 @@ def _cp_widths(layer: Layer, setting: Setting) -> tuple[float, float]:
 def ep_exchange(layer: Layer, setting: Setting, kernels: LayerKernels) -> Exchange:
     """Dispatch and combine of an expert layer, twice each; expert TP gathers and scatters the copies as well.
 
-    Overlap of neighbouring microbatches hides all but a share, at most as long as the layer computes; overlap with the
-    shared expert hides as much as that takes.
+    Overlap of neighbouring microbatches hides what the schedule of both lets run beside each other, but for a share;
+    overlap with the shared expert hides as much as that takes.
     """
     if not isinstance(layer.mlp, ExpertMlp):
         return Exchange(ZERO, ZERO, ZERO)
@@ -155,12 +158,33 @@ def ep_exchange(layer: Layer, setting: Setting, kernels: LayerKernels) -> Exchan
     both = 2 * forward
     across = setting.spans.ep.domains > 1
     share = np.where(across, profile.value("ep_exposed_overlap_network"), profile.value("ep_exposed_overlap"))
-    computes = kernels.forward + kernels.backward
-    overlapped = np.maximum(share * both, both - computes)
+    beside = beside_neighbour_s(forward / 2, kernels.between, kernels.others, columns.delay_wgrad)
+    overlapped = beside + share * np.maximum(both - beside, 0.0)
     shared = profile.value("ep_shared_expert_hidden") * kernels.shared.both
     beside_shared = np.maximum(both - shared, 0.0)
     plain = profile.value("ep_exposed") * np.where(columns.shared_expert_overlap, beside_shared, both)
     return Exchange(forward, forward, np.where(columns.ep_overlap, overlapped, plain))
+
+
+def beside_neighbour_s(transfer: Array, experts: Pass, others: Pass, delayed: Array) -> Array:
+    """Seconds that stick out of a layer whose four transfers run beside the layers of a neighbouring microbatch.
+
+    Transfers in their order: combine backward, dispatch forward, dispatch backward, combine forward. Beside them:
+    attention forward, experts backward, experts forward, attention backward, where attention stands for all `others`
+    of the layer. Each pair waits for the one before. Weight gradients put off (`delayed`) run under the transfer that
+    comes next (ML:megatron/core/models/common/model_chunk_schedule_plan.py:190-254).
+    """
+    longer = np.maximum
+    plain = longer(transfer, others.forward) + longer(transfer, experts.backward)
+    plain = plain + longer(transfer, experts.forward) + longer(transfer, others.backward)
+
+    def put_off(work: Pass, forward: Array) -> Array:
+        waited_for = longer(transfer, work.backward - work.weights) + transfer
+        return longer(waited_for, longer(transfer, work.backward) + forward)
+
+    late = put_off(experts, experts.forward) + put_off(others, others.forward)
+    out: Array = np.where(delayed, late, plain) - experts.both - others.both
+    return out
 
 
 def _routed_bytes(mlp: ExpertMlp, setting: Setting) -> Array:

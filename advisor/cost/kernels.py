@@ -31,6 +31,8 @@ from advisor.spec.workload import Workload
 SCORE_PASSES, TORCH_SCORE_PASSES = (5.0, 6.0), (13.0, 16.0)
 """Passes of 2 bytes over the score matrix, forward and backward: products and one softmax kernel, or products, scaling,
 mask, cast to fp32, softmax and cast back."""
+HOST_FORWARD_SHARE = 0.4
+"""Of the host's work for a layer: torch builds the graph in the forward pass, its engine walks it in the backward."""
 UNQUANTISED_PARTS = frozenset({"router", "indexer"})
 
 
@@ -38,7 +40,7 @@ UNQUANTISED_PARTS = frozenset({"router", "indexer"})
 class LayerKernels:
     """Kernel seconds of a layer by kind, and the forward seconds that recompute modules would repeat.
 
-    `shared` is the part of `gemm` that a shared expert takes.
+    `shared` is the part of `gemm` that a shared expert takes, `between` what runs between dispatch and combine.
     """
 
     gemm: Pass
@@ -48,6 +50,7 @@ class LayerKernels:
     recurrence: Pass
     quantise: Pass
     shared: Pass
+    between: Pass
     repeats: dict[str, Array]
 
     @property
@@ -65,6 +68,13 @@ class LayerKernels:
         out: Array = sum((getattr(self, name).backward for name in KERNEL_KINDS), start=ZERO)
         return out
 
+    @property
+    def others(self) -> Pass:
+        """All kernels but those `between` dispatch and combine."""
+        weights: Array = sum((getattr(self, name).weights for name in KERNEL_KINDS), start=ZERO)
+        inside = self.between
+        return Pass(self.forward - inside.forward, self.backward - inside.backward, weights - inside.weights)
+
 
 KERNEL_KINDS = ("gemm", "attention", "experts", "memory_bound", "recurrence", "quantise")
 
@@ -81,8 +91,8 @@ def dense_gemm(local: LocalGemm, workload: Workload, profile: Profile) -> Pass:
     seconds = local.flops / profile.gemm_flops(gemm_precision(workload, local.gemm.part))
     m, k, n = local.rows, local.inputs, local.outputs
     efficiency = profile.gemm_efficiency
-    forward = seconds / efficiency(m, n, k)
-    return Pass(forward, seconds / efficiency(m, k, n) + seconds / efficiency(n, k, m))
+    forward, weights = seconds / efficiency(m, n, k), seconds / efficiency(n, k, m)
+    return Pass(forward, seconds / efficiency(m, k, n) + weights, weights)
 
 
 def _grouped_gemm(local: LocalGemm, experts: Array, workload: Workload, profile: Profile) -> Pass:
@@ -90,22 +100,22 @@ def _grouped_gemm(local: LocalGemm, experts: Array, workload: Workload, profile:
     seconds = local.flops / profile.gemm_flops(workload.precision)
     m, k, n = local.rows / experts, local.inputs, local.outputs
     efficiency = profile.grouped_efficiency
-    forward = seconds / efficiency("fwd", m, n, k)
-    return Pass(forward, seconds / efficiency("dgrad", m, k, n) + seconds / efficiency("wgrad", m, n, k))
+    forward, weights = seconds / efficiency("fwd", m, n, k), seconds / efficiency("wgrad", m, n, k)
+    return Pass(forward, seconds / efficiency("dgrad", m, k, n) + weights, weights)
 
 
-def _accumulate_bytes(local: LocalGemm, experts: Array, columns: Columns) -> Array:
-    """Bytes of adding a weight gradient to the main gradient in every microbatch (read and write)."""
-    weights = local.inputs * local.outputs * np.where(local.gemm.part == "experts", experts, 1.0)
-    out: Array = 2.0 * columns.grad_bytes * weights
-    return out
+def _accumulate(local: LocalGemm, experts: Array, workload: Workload, columns: Columns, profile: Profile) -> Pass:
+    """Adding a weight gradient to the main gradient in every microbatch: a read and a write per weight.
 
-
-def _accumulate_Bps(workload: Workload, profile: Profile) -> float:
-    """Bandwidth of adding weight gradients up: a long stream of its own, or in the epilogue of the product."""
-    if workload.grad_accumulation_fused:
-        return profile.memory_Bps
-    return profile.gpu.hbm_Bps * profile.value("accumulate_share")
+    In the epilogue of the product, or as a long stream of its own. The rates of grouped weight gradients are measured
+    with the fused addition, so that it costs experts nothing beside them.
+    """
+    fused, routed = workload.grad_accumulation_fused, local.gemm.part == "experts"
+    if fused and routed:
+        return NOTHING
+    rate = profile.memory_Bps if fused else profile.gpu.hbm_Bps * profile.value("accumulate_share")
+    seconds = 2.0 * columns.grad_bytes * local.inputs * local.outputs * (experts if routed else 1.0) / rate
+    return Pass(ZERO, seconds, seconds)
 
 
 def _quantise(local: LocalGemm, workload: Workload, profile: Profile) -> Pass:
@@ -173,7 +183,8 @@ def layer_kernels(layer: Layer, model: Model, workload: Workload, columns: Colum
     """Kernel seconds of one layer kind for one microbatch on a rank."""
     gemm, experts, quantise, shared = NOTHING, NOTHING, NOTHING, NOTHING
     parts: dict[str, Array] = {}
-    accumulated = ZERO
+    gap_s = profile.value("layer_gap_s")
+    memory_bound = Pass(np.asarray(gap_s / 3), np.asarray(gap_s * 2 / 3))
     local_experts = np.asarray(1.0)
     if isinstance(layer.mlp, ExpertMlp):
         local_experts = layer.mlp.experts / columns.ep
@@ -189,7 +200,7 @@ def layer_kernels(layer: Layer, model: Model, workload: Workload, columns: Colum
             one = dense_gemm(local, workload, profile)
             gemm = gemm + one
             shared = shared + one if local.gemm.part == "shared" else shared
-        accumulated = accumulated + _accumulate_bytes(local, local_experts, columns)
+        memory_bound = memory_bound + _accumulate(local, local_experts, workload, columns, profile)
         parts[local.gemm.part] = parts.get(local.gemm.part, ZERO) + one.forward + cast.forward
     moved = elementwise(layer, model, workload, columns)
     attention = _attention(layer, model, workload, columns, profile)
@@ -197,11 +208,11 @@ def layer_kernels(layer: Layer, model: Model, workload: Workload, columns: Colum
         gemm=gemm,
         attention=attention,
         experts=experts,
-        memory_bound=_seconds(moved.norms + moved.mixer + moved.activation + moved.routing, profile)
-        + Pass(ZERO, accumulated / _accumulate_Bps(workload, profile)),
+        memory_bound=memory_bound + _seconds(moved.norms + moved.mixer + moved.activation + moved.routing, profile),
         recurrence=_recurrence(layer, model, workload, columns, profile),
         quantise=quantise,
         shared=shared,
+        between=experts + _seconds(moved.activation, profile) if isinstance(layer.mlp, ExpertMlp) else NOTHING,
         repeats=_repeats(layer, parts, attention, moved, profile),
     )
 
@@ -230,10 +241,11 @@ def _repeats(
     }
 
 
-def host_s(layer: Layer, columns: Columns, profile: Profile) -> Array:
-    """Seconds the host needs to launch one layer's forward and backward.
+def host_s(layer: Layer, repeated: Array, columns: Columns, profile: Profile) -> Array:
+    """Seconds the host needs to launch one layer's forward and backward, and the forward again where it is `repeated`.
 
     Graphs of attention, router and preprocessing leave a share of it, a graph of the whole iteration leaves none.
+    `repeated` is the share of layers that are recomputed as a whole.
     """
     eager = profile.value("host_moe_layer_s" if isinstance(layer.mlp, ExpertMlp) else "host_dense_layer_s")
     left = np.where(
@@ -241,7 +253,7 @@ def host_s(layer: Layer, columns: Columns, profile: Profile) -> Array:
         0.0,
         np.where(columns.cuda_graph == CudaGraph.scoped, profile.value("host_scoped_share"), 1.0),
     )
-    out: Array = eager * left
+    out: Array = eager * (1.0 + HOST_FORWARD_SHARE * repeated) * left
     return out
 
 

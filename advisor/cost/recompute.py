@@ -11,6 +11,12 @@ from advisor.spec.layout import RECOMPUTE_MODULES, Array, Columns
 from advisor.spec.model import Model
 
 
+def whole_layers(model: Model, columns: Columns) -> Array:
+    """Share of the layers that are recomputed as a whole."""
+    block = np.minimum(columns.full_block * columns.vpp * columns.pp / model.num_layers, 1.0)
+    return np.where(columns.full_uniform > 0, 1.0, block)
+
+
 def recompute_s(model: Model, columns: Columns, kernels: LayerKernels, traffic: dict[str, Exchange]) -> Array:
     """Seconds of recompute of one microbatch of a layer.
 
@@ -28,7 +34,5 @@ def recompute_s(model: Model, columns: Columns, kernels: LayerKernels, traffic: 
     selective = selective + columns.rc_moe * (traffic["ep"].forward_exposed - twice)
     repeated = sum((exchange.forward_exposed for name, exchange in traffic.items() if name != "dp"), start=ZERO)
     whole = kernels.forward + repeated
-    per_rank = model.num_layers / columns.pp
-    block = np.minimum(columns.full_block * columns.vpp / per_rank, 1.0)
-    share = np.where(columns.full_uniform > 0, 1.0, block)
+    share = whole_layers(model, columns)
     return np.where(share > 0, share * whole, selective)

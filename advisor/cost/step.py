@@ -29,7 +29,7 @@ from advisor.cost.params import padded_vocab, stage_params
 from advisor.cost.pipeline import chunk_passes, fill_and_drain_s, p2p_exposed, steady_s
 from advisor.cost.placement import spans
 from advisor.cost.profile import Profile
-from advisor.cost.recompute import recompute_s
+from advisor.cost.recompute import recompute_s, whole_layers
 from advisor.cost.router import Loads, module_loads, routed, whole_loads
 from advisor.cost.setting import Setting
 from advisor.cost.stages import Stage, representative_stages
@@ -91,7 +91,8 @@ def layer_seconds(layer: Layer, job: Setting) -> Seconds:
         **_traffic(traffic),
     }
     waits = np.maximum(sync_s(layer, job.workload, job.columns, job.profile) - traffic["ep"].forward_exposed, 0.0)
-    seconds["host"] = waits + np.maximum(host_s(layer, job.columns, job.profile) - total(seconds) - waits, 0.0)
+    launches = host_s(layer, whole_layers(job.model, job.columns), job.columns, job.profile)
+    seconds["host"] = waits + np.maximum(launches - total(seconds) - waits, 0.0)
     return seconds
 
 
@@ -266,10 +267,10 @@ def _estimate(job: Setting, parts: _Parts, index: int) -> StepEstimate:
 _MADE_BY: dict[str, tuple[str, ...]] = {
     "compute_attention": ("attention_time_factor", "attention_backward_ratio"),
     "compute_experts": ("grouped_fwd", "per_expert_s"),
-    "compute_memory_bound": ("memory_share",),
+    "compute_memory_bound": ("memory_share", "layer_gap_s"),
     "compute_recurrence": ("mamba_peak_share",),
     "quantise": ("quantise_bytes",),
-    "exposed_tp": ("tp_exposed",),
+    "exposed_tp": ("tp_exposed", "collective_wait_s"),
     "exposed_cp": ("cp_exposed",),
     "exposed_ep": ("ep_volume_factor",),
     "exposed_pp": ("p2p_latency_s", "pp_exposed_overlap"),

@@ -23,7 +23,8 @@ EXPERTS = ("ep_exposed", "ep_exposed_overlap", "ep_exposed_overlap_network", "pe
 HIDDEN = ("tp_exposed", "tp_exposed_overlap", "cp_exposed", "ep_exposed_overlap", "ep_exposed_overlap_network",
           "pp_exposed_overlap", "dp_exposed", "fsdp_exposed")  # fmt: skip
 HOST = ("host_dense_layer_s", "host_moe_layer_s", "host_sync_s", "host_sync_quantised_s", "chunk_overhead_s",
-        "step_constant_s", "straggler_share", "straggler_share_quantised")  # fmt: skip
+        "layer_gap_s", "collective_wait_s", "step_constant_s", "straggler_share",
+        "straggler_share_quantised")  # fmt: skip
 
 
 def _held(values: Mapping[str, float]) -> Callable[[Gpu], Profile]:

@@ -60,6 +60,8 @@ DIALS = (
     Dial(("tp_exposed_overlap",)),
     Dial(("dp_exposed",)),
     Dial(("fsdp_exposed",)),
+    Dial(("collective_wait_s",), pull=LOOSE),
+    Dial(("layer_gap_s",), pull=RATE),
 )  # fmt: skip
 STACK_DIALS = tuple(
     Dial(names, pull=LOOSE)

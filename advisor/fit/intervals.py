@@ -16,6 +16,7 @@ from advisor.spec.layout import Array, table
 LEVEL = 0.8
 FEWEST = 8
 """Runs a class needs before its own quantiles count."""
+LEAST = 0.01
 RECIPE = frozenset({"recompute", "dispatcher", "cuda_graph", "routing"})
 
 
@@ -36,18 +37,19 @@ def unstated(run: Run) -> bool:
 def quantiles(runs: Sequence[Run], errors: Array) -> dict[str, dict[str, float]]:
     """Per class the `LEVEL` interval of measured / predicted as {"low", "high", "n"}.
 
-    `errors` are predicted / measured - 1 with the run's model left out of the fit, one per run; their absolute value,
-    over what widens the interval of the run, is at most q in `LEVEL` of the runs, so measured / predicted lies
-    between 1 / (1 + q) and 1 / (1 - q). q is at least 1 %.
+    `errors` are predicted / measured - 1 with the run's model left out of the fit, one per run. What measured /
+    predicted differs from 1 by is divided by what widens the run's interval; as many runs lie below low as above high.
+    The interval reaches at least `LEAST` to both sides.
     """
     sizes: Mapping[str, list[float]] = defaultdict(list)
     for run, error in zip(runs, errors, strict=True):
         columns = table([run.layout], [run.knobs])
         wide = widening(run.workload, run.model, run.cluster, columns, unstated(run))
-        sizes[interval_class(run)].append(abs(float(error)) / wide)
+        sizes[interval_class(run)].append((1 / (1 + float(error)) - 1) / wide)
     out = {}
     for name, found in sorted(sizes.items()):
         if len(found) >= FEWEST:
-            q = min(max(float(np.quantile(found, LEVEL)), 0.01), 0.5)
-            out[name] = {"low": round(1 / (1 + q), 3), "high": round(1 / (1 - q), 3), "n": len(found)}
+            low, high = (float(one) for one in np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
+            low, high = 1 + min(max(low, -0.5), -LEAST), 1 + max(high, LEAST)
+            out[name] = {"low": round(low, 3), "high": round(high, 3), "n": len(found)}
     return out

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,9 +34,11 @@ NOTE = "fit on profiles/runs (advisor/fit/calibrate.py)"
 _CLASS = re.compile(r"^  [a-z0-9-]+: \{low: .*kind: fitted\}\n", re.MULTILINE)
 
 
-def refit(folder: Path) -> None:
-    """Fits, with and without every model, GPU and group, and writes the files of `folder` (a profiles folder)."""
-    runs = published_runs()[0]
+def refit(folder: Path, runs: Sequence[Run]) -> None:
+    """Fits, with and without every model, GPU and group, and writes the files of `folder`.
+
+    `folder` is the profiles folder in use (ADVISOR_PROFILES, or that of the checkout): what is written is read again.
+    """
     chosen = [run for run in runs if run.group in FITTED_GROUPS and timed(run)]
     found = leave_out(
         chosen,
@@ -53,10 +56,10 @@ def refit(folder: Path) -> None:
         "stacks": {name: _record(one) for name, one in own.items()},
     }
     files.write_text(folder / committed.FACTORS, _compact(record))
-    _forget()
+    forget()
     rows = predict_rows(runs, "model")
     write_intervals(rows, folder / interval.QUANTILES)
-    _forget()
+    forget()
     write_predictions(predict_rows(runs, "model"), folder / "runs" / "predictions.csv")
 
 
@@ -80,7 +83,7 @@ def _compact(record: Mapping[str, Any]) -> str:
     return re.sub(r"\[[\d.,\s-]+\]", lambda match: re.sub(r"\s+", " ", match[0]), text) + "\n"
 
 
-def _forget() -> None:
+def forget() -> None:
     """Read the files anew that were just written."""
     profile.forget()
     interval.forget()
@@ -130,8 +133,9 @@ def _prediction(row: Row) -> dict[str, str]:
 
 def main() -> None:
     """Refit the profiles of this checkout, or of the folder given."""
-    beside = data.PACKAGE_DIR.parent / "profiles"
-    refit(Path(sys.argv[1]) if len(sys.argv) > 1 else beside)
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else data.PACKAGE_DIR.parent / "profiles"
+    os.environ["ADVISOR_PROFILES"] = str(folder)
+    refit(folder, published_runs()[0])
 
 
 if __name__ == "__main__":
