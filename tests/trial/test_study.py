@@ -20,7 +20,7 @@ from advisor.errors import InputError
 from advisor.rules import findings
 from advisor.trial.job import Drive
 from advisor.trial.progress import Progress
-from advisor.trial.space import KNOBS, Space, values_of
+from advisor.trial.space import KNOB_GAIN, KNOBS, Space, values_of
 from advisor.trial.study import best_of, clear_stale, finished, hopeless, open_study, pool_of, promising, tune
 from advisor.trial.trials import make_trial
 from tests.trial.layouts import write_estimate, write_plan
@@ -125,6 +125,22 @@ def test_whatever_is_asked_is_legal_fits_and_keeps_what_is_pinned(tmp_path):
         assert told == values_of(layout, knobs, trial.tuned)
         assert trial.job["ddp"].get("bucket_size", 0) == told["bucket_size"]
         assert trial.job["config"].get("recompute_modules", []) == list(knobs.recompute)
+
+
+def test_no_row_breaks_a_rule_or_the_budget(tmp_path):
+    """Pipelined experts: interleaving, overlap and recompute exclude each other in many combinations."""
+    plan = write_plan(tmp_path, "moe", 8, gbs=16, fix="cuda_graph=none,fsdp=none,pp=2,ep=2")
+    request = read_plan(plan).request
+    space = Space(pool_of(request, str(plan), DRIVE, 3), DRIVE)
+    rows = [row for index in range(len(space.pool)) for row in space.rows(index)]
+    pairs = list(dict.fromkeys((row.layout, row.knobs) for row in rows))
+    broken = [one for layout, knobs in pairs
+              for one in findings(request.model, request.cluster, request.workload, layout, knobs)
+              if one.severity == "stop"]  # fmt: skip
+    assert broken == []
+    assert len(pairs) > len(space.pool)
+    assert {row.values["ep_overlap"] for row in rows if row.values["vpp"] == 1} == {"off"}
+    assert all(row.step_s <= KNOB_GAIN * space.first(row.index).step_s for row in rows)
 
 
 def test_sms_of_the_dispatcher_reach_the_configuration(tmp_path):
