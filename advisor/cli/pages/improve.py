@@ -111,11 +111,16 @@ def _settings(answer: Improved) -> Facts:
     groups: dict[str, list[str]] = defaultdict(list)
     for name, setting in answer.subject.sources.items():
         note = f" ({setting.note})" if setting.note else ""
-        groups[setting.origin].append(f"{name} {shown_word(setting.value)}{note}")
+        groups[_short(setting.origin)].append(f"{name} {shown_word(setting.value)}{note}")
     rows = sorted(groups.items(), key=lambda item: item[0].startswith(ASSUMED) or "default" in item[0])
     return Facts(
         "layout and knobs, by where they are said", tuple((where, ", ".join(said), "") for where, said in rows)
     )
+
+
+def _short(origin: str) -> str:
+    """An origin without the name of the recipe, which the request states."""
+    return origin.partition(" ")[0] if origin.startswith("recipe ") else origin.partition(": ")[0]
 
 
 def _shown(value: Value) -> str:
