@@ -1,7 +1,7 @@
 """Refits everything that is committed from the published runs: `python -m advisor.fit.refit [PROFILES]`.
 
 Deterministic, and independent of what is committed already: every fit begins at the starting values. Written are the
-values in fitted/*.yaml, factors.json, intervals.yaml and runs/predictions.csv.
+values in fitted/*.yaml, factors.json, intervals.yaml, runs/predictions.csv and pairs.yaml.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from advisor.fit import committed
 from advisor.fit.calibrate import LeftOut, leave_out
 from advisor.fit.dials import STACK_DIALS
 from advisor.fit.intervals import interval_class, quantiles
+from advisor.fit.pairs import widths
 from advisor.fit.runs import Run, published_runs
 from advisor.fit.validate import Row, predict_rows, timed
 from advisor.fit.write import write_fit
@@ -31,6 +32,7 @@ from advisor.fit.write import write_fit
 FITTED_GROUPS = ("bridge", "dgxc", "dgxc-log", "moefold-t3", "seqsel-t5", "simumax-b200")
 """Groups that the committed coefficients are fitted on: custom A100 stacks and optimisation logs are not."""
 NOTE = "fit on profiles/runs (advisor/fit/calibrate.py)"
+_PAIRS = re.compile(r"^  \d+: \{width: .*\}\n", re.MULTILINE)
 _CLASS = re.compile(r"^  [a-z0-9-]+: \{low: .*kind: fitted\}\n", re.MULTILINE)
 
 
@@ -61,6 +63,7 @@ def refit(folder: Path, runs: Sequence[Run]) -> None:
     write_intervals(rows, folder / interval.QUANTILES)
     forget()
     write_predictions(predict_rows(runs, "model"), folder / "runs" / "predictions.csv")
+    write_pairs(predict_rows(runs, with_memory=False), folder / "pairs.yaml")
 
 
 def _own(name: str, runs: Sequence[Run]) -> LeftOut:
@@ -101,6 +104,14 @@ def write_intervals(rows: Sequence[Row], path: Path) -> None:
     ]
     text = _CLASS.sub("", path.read_text(encoding="utf-8"))
     files.write_text(path, text.replace("classes:\n", "classes:\n" + "".join(lines)))
+
+
+def write_pairs(rows: Sequence[Row], path: Path) -> None:
+    """Puts the widths of the error of predicted ratios into the file, and the dials that single turns move."""
+    found, seen = widths(rows)
+    lines = "".join(f"  {count}: {{width: {one['width']}, n: {one['n']}}}\n" for count, one in found.items())
+    text = _PAIRS.sub("", path.read_text(encoding="utf-8")).replace("turned:\n", f"turned:\n{lines}")
+    files.write_text(path, re.sub(r"(?m)^seen: \[[^]]*\]", f"seen: [{', '.join(seen)}]", text))
 
 
 def write_predictions(rows: Sequence[Row], path: Path) -> None:
