@@ -14,7 +14,7 @@ from advisor.spec.plan import Finding
 from advisor.spec.split import PipelineSplit
 from advisor.spec.workload import Workload
 
-__all__ = ["RULES", "Rule", "Verdicts", "document_lines", "findings", "job_findings", "legality", "rule", "rules"]
+__all__ = ["RULES", "Rule", "Verdicts", "document_lines", "findings", "job_findings", "legality", "rule_of", "rules"]
 
 _FAMILIES: tuple[Rule, ...] = (
     *grid.WORLD,
@@ -43,7 +43,7 @@ def rules() -> tuple[Rule, ...]:
     return RULES
 
 
-def rule(id: str) -> Rule:
+def rule_of(id: str) -> Rule:
     """The rule of that id; KeyError if there is none."""
     return {one.id: one for one in RULES}[id]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from advisor.rules import rule
+from advisor.rules import rule_of
 from advisor.rules.recompute import has_latent, idle_modules
 from advisor.rules.rule import Case, partial_columns
 from advisor.spec.hardware import Cluster
@@ -63,7 +63,7 @@ def row_traits(model: Model, cluster: Cluster, workload: Workload, columns: Colu
 
     def fine(name: str, **knobs: int) -> Array:
         changed: dict[str, Any] = {field: np.array([value]) for field, value in knobs.items()}
-        mask: Array = ~rule(name).broken(Case(model, cluster, workload, dataclasses.replace(x, **changed)))
+        mask: Array = ~rule_of(name).broken(Case(model, cluster, workload, dataclasses.replace(x, **changed)))
         return mask
 
     dispatched = x.ep * x.etp > 1 if model.is_moe else np.zeros(x.tp.shape, dtype=np.bool_)
@@ -123,7 +123,7 @@ def _fine(case: Case, names: Sequence[str]) -> list[bool]:
     """Which rows of the case break none of these rules."""
     broken = np.zeros(case.columns.shape, dtype=np.bool_)
     for name in names:
-        broken = broken | rule(name).broken(case)
+        broken = broken | rule_of(name).broken(case)
     return [not one for one in broken]
 
 

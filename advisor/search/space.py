@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from advisor.rules import rule, rules
+from advisor.rules import rule_of, rules
 from advisor.rules.rule import Case, Rule, Verdicts, divisors, judge, partial_columns
 from advisor.search.knobs import Traits, knob_axes, row_traits, traits_of
 from advisor.search.stages import balanced_split
@@ -84,7 +84,7 @@ class _Search:
 
     def __init__(self, model: Model, cluster: Cluster, workload: Workload, fixed: Mapping[str, Any]) -> None:
         self.job = (model, cluster, workload)
-        bounds = [rule(one) for one, field in BOUNDS.items() if field not in fixed]
+        bounds = [rule_of(one) for one, field in BOUNDS.items() if field not in fixed]
         self.left: list[Rule] = [*(one for one in rules() if one.severity == "stop"), *bounds]
         self.rejected: dict[str, int] = {}
 
