@@ -9,10 +9,14 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from advisor.check.readback import compare, read_log
 from advisor.check.readback.wording import wordings
+from advisor.cli.pages.readback import readback_document
 from advisor.configure.chosen import read_plan
+from advisor.errors import InputError
 from advisor.logs.gate import shape_of
 from tests.configure.plans import plan_file
 from tests.export.plans import golden_plan
@@ -314,3 +318,46 @@ def test_a_log_of_two_hundred_megabytes_is_streamed(tmp_path):
     found = read_log([str(path)])
     assert found.steps.last_iteration == 119
     assert found.lines > 2_000_000
+
+
+@given(
+    st.sampled_from([MEGATRON, BRIDGE, REAL_FT / "ft_launcher_rank_hung.log"]),
+    st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=12)), max_size=6),
+)
+@settings(deadline=None, max_examples=60)
+def test_torn_and_garbled_logs_raise_nothing_but_input_errors(tmp_path_factory, source, cut, changes):
+    whole = source.read_bytes()
+    start, stop = sorted(int(share * len(whole)) for share in cut)
+    data = bytearray(whole[start:stop])
+    for share, junk in changes:
+        at = int(share * len(data))
+        data[at : at + len(junk)] = junk
+    path = tmp_path_factory.mktemp("torn") / "job.log"
+    path.write_bytes(bytes(data))
+    try:
+        found = read_log([str(path)])
+    except InputError:
+        return
+    record = readback_document(found, None).record
+    jsonschema.validate(json.loads(json.dumps(record, allow_nan=False)), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        STEP.format(1, 1.0, "1.2.3"),
+        STEP.format(1, 1.0, "nan").replace("(ms): 1000.0", "(ms): 1.2.3").replace("(ms): 1.0", "(ms): ...."),
+        STEP.format(10**30, 1.0, "2.0"),
+        "  lr .............................................. 1e999",
+        "  recompute_modules ............................... {1, 2}",
+        "  train_iters ..................................... " + "9" * 5000,
+        "Setting up optimizer with config OptimizerConfig(lr=(((((",
+        "[Rank 99999999999999999999] (after 2 iterations) memory (MB) | max allocated: 1..2",
+        "_target_: megatron.bridge.training.config.ConfigContainer",
+    ],
+)
+def test_strange_lines_are_no_surprise(line, tmp_path):
+    found = read_log([write(tmp_path, "using world size: 8, data-parallel size: 8", line, *steps([2.0] * 20, first=5))])
+    assert (found.gpus.value, found.steps.last_iteration) == (8, 24)
+    json.dumps(readback_document(found, None).record, allow_nan=False)

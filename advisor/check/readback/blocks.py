@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from advisor.check.readback.observed import How, Place
-from advisor.check.readback.values import value_of
+from advisor.check.readback.values import jsonable, value_of
 from advisor.check.readback.wording import core_defaults
 from advisor.check.readers.mapping import load_mapping, read_mapping
 from advisor.errors import InputError
@@ -26,8 +26,8 @@ _DIFFERS = re.compile(r"\s{1,4}(?P<name>\w+): (?P<value>.*?)  \(Mcore default: .
 _HELD = re.compile(r"\s{1,4}(?P<name>\w+): (?P<value>.*)$")
 _YAML_LINE = re.compile(r"\s*(?:- |-$|[\w.'\"/-]+:(?:\s|$))|\s{2,}\S|\.\.\.$")
 _YAML_KEY = re.compile(r"(?P<inner> {0,3})(?P<name>\w+):")
-_LAUNCHED = re.compile(r"\s*(?P<name>nproc_per_node|min_nodes|max_nodes)\s*: (?P<count>\d+)\s*$")
-_SCORE = re.compile(r"\s*Rank=(?P<rank>\d+) Node=(?P<node>\S+) Score=(?P<score>[\d.]+)")
+_LAUNCHED = re.compile(r"\s*(?P<name>nproc_per_node|min_nodes|max_nodes)\s*: (?P<count>\d{1,6})\s*$")
+_SCORE = re.compile(r"\s*Rank=(?P<rank>\d+) Node=(?P<node>\S+) Score=(?P<score>\d{1,9}(?:\.\d{1,9})?)")
 FROM_CORE = ("model", "optimizer", "ddp")
 
 
@@ -110,7 +110,7 @@ class Yaml(BlockReader):
         for key, value in reading.values.items():
             if key not in asked:
                 place = self._places.get(".".join(key.split(".")[:2]), self.head)
-                yield key, value.value, place, "dump"
+                yield key, jsonable(value.value), place, "dump"
 
 
 class Launched(BlockReader):

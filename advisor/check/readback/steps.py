@@ -14,12 +14,12 @@ from advisor.check.readback.observed import Place, Steps
 WARM_UP_ITERATIONS = 10
 FEWEST_STEADY = 3
 MOST_REPORTS = 1 << 20
-_RATE = re.compile(r"throughput per GPU \(TFLOP/s/GPU\): ([\d.]+)")
+_RATE = re.compile(r"throughput per GPU \(TFLOP/s/GPU\): (\d{1,12}(?:\.\d{1,9})?)")
 _LOSS = re.compile(r"\blm loss: ([-+\d.Ena]+)", re.IGNORECASE)
-_BATCH = re.compile(r"global batch size:\s*(\d+)")
+_BATCH = re.compile(r"global batch size:\s*(\d{1,12})")
 _COUNTS = {
-    "nan": re.compile(r"number of nan iterations:\s*(\d+)"),
-    "skipped": re.compile(r"number of skipped iterations:\s*(\d+)"),
+    "nan": re.compile(r"number of nan iterations:\s*(\d{1,12})"),
+    "skipped": re.compile(r"number of skipped iterations:\s*(\d{1,12})"),
 }
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 LONGEST_CHARACTERS = 4000
@@ -27,7 +28,20 @@ def value_of(text: str) -> Any:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
-    return list(value) if isinstance(value, tuple) else value
+    return jsonable(value)
+
+
+def jsonable(value: Any) -> Any:
+    """A value as JSON has it: tuples are lists, and what JSON has no word for (sets, dates, infinities) is its text."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, list | tuple):
+        return [jsonable(one) for one in value]
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(one) for key, one in value.items()}
+    return str(value)
 
 
 def fields_of(record: str) -> Iterator[tuple[str, Any]]:
