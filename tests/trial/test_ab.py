@@ -10,6 +10,8 @@ import jsonschema
 import numpy as np
 import pytest
 
+from advisor.cli.pages.ab import ab_document
+from advisor.cli.render import table_text
 from advisor.errors import InputError
 from advisor.trial.ab import ab_record, judged, make_sides, run_sides
 from advisor.trial.difference import Difference, block_length, difference, student
@@ -142,6 +144,27 @@ def test_a_comparison_of_one_pair_decides_nothing(trial):
     jsonschema.validate(record, SCHEMA)
     assert (record["verdict"], record["saved_s"], record["low_s"]) == ("not decided", None, None)
     assert "the budget is spent" in record["why"]
+
+
+PAGE = {
+    "schema_version": 1, "flag": "overlap_grad_reduce", "also_off": ["overlap_param_gather"], "kind": "dp",
+    "on": {"name": "dp8-mbs1-aaaaaaaa", "key": "a" * 64, "predicted_step_s": 1.0},
+    "off": {"name": "dp8-mbs1-bbbbbbbb", "key": "b" * 64, "predicted_step_s": 1.04},
+    "pairs": [{"on_s": [1.01, 1.0, 1.02], "off_s": [1.03, 1.02, 1.04]}, {"on_s": [1.0, 1.0, 1.0], "off_s": [1.01] * 3}],
+    "predicted_saved_s": 0.04, "saved_s": 0.015, "low_s": 0.004, "high_s": 0.026, "level": 0.95,
+    "verdict": "less than predicted", "why": "all of the interval is above zero and below the prediction",
+    "hiding": {
+        "kind": "dp", "predicted_share": 0.9, "measured_share": 0.3, "verdict": "less than predicted",
+        "reason": "check overlap_grad_reduce",
+    },
+    "environment": None, "stand_ins": [],
+}  # fmt: skip
+
+
+def test_the_page(golden):
+    jsonschema.validate(PAGE, SCHEMA)
+    document = ab_document(PAGE, "trials")
+    golden("ab.txt", "\n".join([table_text(document.blocks, None), *document.hints, ""]))
 
 
 @pytest.mark.real

@@ -42,6 +42,8 @@ def _blocks(record: Mapping[str, Any]) -> Iterator[Block]:
         facts.append((f"hidden of {record['kind']}", f"{100 * hiding['measured_share']:.0f} %", said))
     yield Facts("a step", tuple(facts))
     yield Line(f"{record['verdict']}: {record['why']}", style)
+    if style == "bad" and hiding is not None and hiding["reason"]:
+        yield Line(f"first thing to change: {hiding['reason']}")
     columns = (Column("pair"), Column("on\nmedian s"), Column("off\nmedian s"), Column("difference\nms"))
     rows = tuple(
         (str(row["pair"]), figure(row["on_s"]), figure(row["off_s"]), _ms(row["off_s"] - row["on_s"]))
