@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from advisor.rules import findings, rule
+from advisor.rules import findings, rule_of
 from advisor.search.stages import megatron_flags
 from advisor.spec.hardware import Cluster
 from advisor.spec.layout import CudaGraph, Dispatcher, Knobs, Layout
@@ -35,7 +35,7 @@ class Case:
     def broken(self) -> set[str]:
         """Ids of the rules that the case breaks and for which megatron-core 0.16 refuses it."""
         found = findings(self.model, self.cluster, self.workload, self.layout, self.knobs)
-        return {one.rule for one in found if one.severity == "stop" or rule(one.rule).versions == "0.16"}
+        return {one.rule for one in found if one.severity == "stop" or rule_of(one.rule).versions == "0.16"}
 
 
 def make_model(mixer: Any = GQA, mlp: Any = DENSE, layers: int = 8, **fields: Any) -> Model:

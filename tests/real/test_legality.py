@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("megatron.core")
 
-from advisor.rules import rule, rules
+from advisor.rules import rule_of, rules
 from advisor.spec.hardware import Cluster
 from advisor.spec.layout import CpComm, CudaGraph, Dispatcher, Fsdp, Knobs
 from advisor.spec.load.system import load_system, make_cluster
@@ -266,7 +266,7 @@ def test_this_core_refuses_context_parallelism_that_later_ones_take(variant: str
         "linear_num_value_heads": 8,
     }
     assert case.broken() == {NEWER}
-    assert rule(NEWER).severity == "info"
+    assert rule_of(NEWER).severity == "info"
     with pytest.raises(AssertionError, match="context parallel"):
         build_config(case, **words)
     assert build_config(replace(case, layout=make_layout()), **words)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.rules import document_lines, experts, findings, grid, job_findings, legality, rule, rules
+from advisor.rules import document_lines, experts, findings, grid, job_findings, legality, rule_of, rules
 from advisor.rules.rule import Case, nearest, nearest_grid, partial_columns
 from advisor.search.stages import balanced_split
 from advisor.spec.layout import (
@@ -104,7 +104,7 @@ def test_every_rule_has_the_one_form():
         assert set(one.fields) <= set(COLUMN_NAMES)
         assert one.source
         assert one.targets
-        assert rule(one.id) is one
+        assert rule_of(one.id) is one
 
 
 @given(st.sampled_from(MODELS), jobs, st.lists(st.tuples(sizes, knob_choices), min_size=2, max_size=5))
