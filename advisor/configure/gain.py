@@ -21,7 +21,8 @@ class Gain:
     """Seconds of a step with and without one overlap; `saved_s` = without - with, `low_s` and `high_s` its interval.
 
     `now` says whether the job has it. `note` says why a side could not be computed (then the seconds are None) or what
-    the model leaves out. The interval takes the relative error of the whole step for the saved seconds: kind assumed.
+    the model leaves out. The interval is assumed: the relative error of the whole step, taken for the saved seconds. No
+    two public runs of one release differ in one of these knobs alone, so that no error of a gain can be derived.
     """
 
     name: str

@@ -9,10 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from advisor.fit import refit as command
-from advisor.fit.runs import published_runs
+from advisor.fit.calibrate import leave_out
+from advisor.fit.dials import DIALS, fitted_profile
+from advisor.fit.predict import Jobs
+from advisor.fit.runs import Run, published_runs
+from advisor.fit.validate import timed
 
 ROOT = Path(__file__).parents[2]
 NOT_COPIED = shutil.ignore_patterns("scripts", "__pycache__")
@@ -80,3 +85,19 @@ def test_the_committed_files_are_what_the_command_writes(tmp_path: Path) -> None
         subprocess.run([sys.executable, "-m", "advisor.fit.refit", str(folder)], cwd=ROOT, env=environment, check=True)
         committed = written(ROOT / "profiles")
         assert {name: text for name, text in written(folder).items() if committed[name] != text} == {}
+
+
+@pytest.mark.slow
+def test_a_run_of_one_node_is_predicted_from_all_others() -> None:
+    """simumax-b200 without the run itself: median and 90th percentile of the absolute error that are promised."""
+    runs = [run for run in published_runs()[0] if run.group in command.FITTED_GROUPS and timed(run)]
+    own = [run for run in runs if run.group == "simumax-b200"]
+
+    def key(run: Run) -> str:
+        return run.id if run.group == "simumax-b200" else "others"
+
+    factors = leave_out(runs, {"run": key}).factors["run"]
+    seconds = Jobs(own, key).seconds(lambda run: fitted_profile(run.cluster.gpu, DIALS, factors[key(run)]))
+    errors = [100 * abs(one / (run.step_s or 0.0) - 1) for one, run in zip(seconds, own, strict=True)]
+    assert np.quantile(errors, 0.5) <= 4
+    assert np.quantile(errors, 0.9) <= 9

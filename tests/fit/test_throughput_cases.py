@@ -56,3 +56,5 @@ def test_overlap_of_expert_exchange_brings_what_reports_say() -> None:
     job = {"model": "qwen3-30b-a3b", "gpus": 16, "system": "dgx-h100", "seq_len": 4096, "gbs": 1024, "ep": 16}
     plain, overlapped = (estimate(**job, ep_overlap=on).candidate.step.step_s for on in (False, True))
     assert 1.05 < plain / overlapped < 1.6
+    delayed = estimate(**job, ep_overlap=True, delay_wgrad=True).candidate.step.step_s
+    assert 1.0 < overlapped / delayed < 1.02, "31.20 s, where weight gradients are put off as well"
