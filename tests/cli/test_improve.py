@@ -361,6 +361,21 @@ def test_settings_that_only_a_run_knows_are_asked_for(cli, tmp_path):
     assert answered["settings"]["gbs"]["origin"] == "config.py:5"
 
 
+def test_no_edit_names_a_file_that_only_an_export_writes(cli, tmp_path):
+    path = tmp_path / "wide.sh"
+    path.write_text(
+        "torchrun --nnodes 8 --nproc_per_node 8 pretrain_gpt.py --num-layers 80 --hidden-size 8192 --bf16 --swiglu"
+        " --num-attention-heads 64 --group-query-attention --num-query-groups 8 --ffn-hidden-size 28672"
+        " --seq-length 8192 --max-position-embeddings 8192 --micro-batch-size 1 --global-batch-size 128"
+        " --tensor-model-parallel-size 4 --pipeline-model-parallel-size 4 --sequence-parallel --vocab-size 128256"
+        " --context-parallel-size 2 --use-distributed-optimizer\n"
+    )
+    record = answer_of(cli("improve", str(path), "--system", "dgx-h100", "--format", "json"))
+    said = {one["dials"][0]["name"]: [edit["write"] for edit in one["edits"]] for one in reversed(record["kept"])}
+    assert said["tp_overlap"] == ["--tp-comm-overlap"]
+    assert said["overlap_grad_reduce"] == ["--overlap-grad-reduce"]
+
+
 def test_changes_that_the_page_lacks(cli, script):
     for words in (("--take", "900", "--edited", "new.sh"), ("--take", "1", "--edited", script)):
         ran = cli("improve", script, "--system", "dgx-h100", *words)

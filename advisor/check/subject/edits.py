@@ -66,6 +66,8 @@ FASTER_FIELDS = {
 NAMED_PRECISION = "get_mixed_precision_config"
 LAYOUT = "model.pipeline_model_parallel_layout"
 PIPELINE = frozenset({SHORT["pp"], SHORT["vpp"], *(f"model.{field}" for field in SPLIT_FIELDS.values())})
+OF_EXPORT = ("tp-comm-overlap-cfg", "ddp-bucket-size")
+"""Flags that an export brings along and that no dial turns: a file written beside it, and a size that is not priced."""
 SKIPPED = ("checkpoints",)
 BATCHED = "model.batch_p2p_comm"
 
@@ -125,7 +127,8 @@ def _export(subject: Subject, request: Request, choice: Choice) -> Export:
 
 def _flags(export: Export) -> dict[str, tuple[str, ...]]:
     groups = [words for title, words in setting_groups(export) if title not in SKIPPED]
-    return {words[0].removeprefix("--"): words[1:] for group in groups for words in group}
+    found = {words[0].removeprefix("--"): words[1:] for group in groups for words in group}
+    return {flag: words for flag, words in found.items() if flag not in OF_EXPORT}
 
 
 def _flag_edits(subject: Subject, request: Request, choice: Choice) -> Iterator[Edit]:
