@@ -280,7 +280,7 @@ def head_kernels(model: Model, workload: Workload, padded_vocab: Array, columns:
     precision = PRECISIONS["bf16"] if workload.precision.quantised else workload.precision
     seconds = 2.0 * inside * model.hidden * vocab / profile.gemm_flops(precision)
     forward_bytes, backward_bytes = (10.0, 6.0) if workload.cross_entropy_fused else (16.0, 14.0)
-    logits = inside * vocab / profile.memory_Bps
+    logits = inside * vocab * profile.value("unfused_factor") / profile.memory_Bps
     weight = model.hidden * vocab / profile.memory_Bps
     return Pass(
         seconds + (forward_bytes * logits + BF16_BYTES * weight),

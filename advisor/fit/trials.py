@@ -28,7 +28,7 @@ TRIAL_DIALS = (
         Dial(names, pull=1.0)
         for names in (
             ("gemm.tf32",), BF16, FP8, FP4, ("attention_time_factor",), ("memory_share",), ("unfused_factor",),
-            ("optimizer_bytes_per_param",), ("tp_exposed", "tp_exposed_overlap"), ("cp_exposed",),
+            ("layer_gap_s",), ("optimizer_bytes_per_param",), ("tp_exposed", "tp_exposed_overlap"), ("cp_exposed",),
             ("ep_volume_factor",), ("per_expert_s",), ("pp_exposed_overlap",), ("p2p_latency_s",), ("bubble_factor",),
             ("chunk_overhead_s",), ("dp_exposed",), ("host_sync_s", "host_sync_quantised_s"), ("step_constant_s",),
         )

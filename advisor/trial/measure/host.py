@@ -12,6 +12,8 @@ from advisor.trial.measure.rates import backward_ratio, gemm_rate, kernel_tables
 
 FORMATS = {"fp32": "tf32", "bf16": "bf16"}
 OPERATIONS_OF_A_LAYER = 60
+OPERATIONS_AROUND = 200
+"""Of megatron-core beside the kernels of a dense layer that are timed: 600 calls in a trace, three an operation."""
 FAR = 1e6
 # Nothing runs beside the cores that compute, so a transfer on gloo shows in full, whatever overlap is asked for.
 EXPOSED = (
@@ -115,6 +117,7 @@ def _fitted(bench: Mapping[str, Any], rates: Mapping[str, float], ramps: Mapping
         "unfused_factor": entry(unfused, "measured"),
         "optimizer_bytes_per_param": entry(bench["optimizer_s"] * bench["memory_Bps"], "measured"),
         "bubble_factor": {**entry(bubble, "assumed", "waiting stages leave their core to others"), "high": 1.0},
+        "layer_gap_s": entry(bench["operation_s"] * OPERATIONS_AROUND, "assumed", "views, hooks and graph of a layer"),
         "host_dense_layer_s": entry(layer_s, "measured"),
         "host_moe_layer_s": entry(3 * layer_s, "assumed", "three times a dense layer"),
         "host_sync_s": entry(0.0, "assumed", assumed),
