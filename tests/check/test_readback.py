@@ -268,6 +268,12 @@ def test_the_page_names_line_and_reason(cli, plan):
     assert "median of 12 steady reports" in " ".join(alone.out.split())
 
 
+@pytest.mark.parametrize("path", [MEGATRON, BRIDGE], ids=lambda path: path.stem)
+def test_pages_without_a_plan(cli, golden, path):
+    ran = cli("check", "--log", str(path))
+    golden(f"check_log_{path.stem}.txt", ran.out.replace(f"{DATA}/", "") + ran.err)
+
+
 def bad(cli, *words):
     ran = cli("check", *map(str, words))
     assert ran.code == 2, ran.out
