@@ -145,6 +145,8 @@ def _prediction(row: Row) -> dict[str, str]:
 def main() -> None:
     """Refit the profiles of this checkout, or of the folder given."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else data.PACKAGE_DIR.parent / "profiles"
+    if not (folder / "fitted" / "default.yaml").is_file():
+        sys.exit(f"error: {folder} is no folder of profiles: fitted/default.yaml is missing")
     os.environ["ADVISOR_PROFILES"] = str(folder)
     refit(folder, published_runs()[0])
 
