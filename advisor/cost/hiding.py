@@ -180,7 +180,8 @@ def beside_neighbour_s(transfer: Array, experts: Pass, others: Pass, delayed: Ar
 
     def put_off(work: Pass, forward: Array) -> Array:
         waited_for = longer(transfer, work.backward - work.weights) + transfer
-        return longer(waited_for, longer(transfer, work.backward) + forward)
+        period: Array = longer(waited_for, longer(transfer, work.backward) + forward)
+        return period
 
     late = put_off(experts, experts.forward) + put_off(others, others.forward)
     out: Array = np.where(delayed, late, plain) - experts.both - others.both
