@@ -14,7 +14,7 @@ from advisor.cli import render
 from advisor.cli.options import OUTPUT_OPTIONS, SectionCommand, option, with_options
 from advisor.cli.parameters import OneOf, OutFile, Text, shorten
 from advisor.cli.survival import valued
-from advisor.cli.trials import require_packages, seconds
+from advisor.cli.trials import gpus_visible, require_packages, seconds
 from advisor.errors import EXIT_OK, EnvironmentMissingError, InputError
 
 FORM, _OUT, *REST = OUTPUT_OPTIONS
@@ -72,13 +72,11 @@ def _ranks(device: str, ranks: int | None) -> int:
     """Ranks to run; EnvironmentMissingError where this host has fewer GPUs."""
     if device == "cpu":
         return HOST_RANKS if ranks is None else ranks
-    import torch
-
-    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    cards = len(gpus_visible())
     if cards < (ranks or 1):
         raise EnvironmentMissingError(
-            f"{ranks or 1} ranks on cuda need as many GPUs, torch {torch.__version__} sees {cards} here",
-            "run it on a node with GPUs, with a torch built for CUDA" if cards == 0 else f"--ranks {cards}",
+            f"{ranks or 1} ranks on cuda need as many GPUs, nvidia-smi lists {cards} here",
+            "run it on a node with GPUs" if cards == 0 else f"--ranks {cards}",
         )
     return ranks or cards
 
