@@ -21,6 +21,7 @@ SKILLS = "MB:skills/nemo-mbridge"
 SLURM = "requirements/multi_node_slurm.txt"
 RESILIENCY = "requirements/resiliency.txt"
 OVERLAP = "requirements/tp_dp_comm_overlap.txt"
+SINCE_06 = "megatron-core >=0.16, bridge >=0.6"
 PERF = "MB:src/megatron/bridge/perf_recipes (env_vars of 430 recipes)"
 
 _FIELD = re.compile(r"\{([\w.-]+)\}")

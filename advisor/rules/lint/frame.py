@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import lcm
 
-from advisor.rules.lint.form import ARG, CFG, DDP, OPT, PERF, SKILLS, rule
+from advisor.rules.lint.form import ARG, CFG, DDP, OPT, PERF, SINCE_06, SKILLS, rule
 from advisor.rules.lint.setup import Setup
 from advisor.rules.lint.transformer import captures, graph
 
@@ -144,7 +144,7 @@ FSDP = (
          lambda c: fsdp(c) and c.on("dist.use_torch_fsdp2"), "Megatron-FSDP and torch FSDP2 together", "Megatron-FSDP"),
     rule("fsdp-forbids-one-connection", "stop", "environment", "bridge megatron-lm", f"{CFG} (12); {ARG}",
          lambda c: (fsdp(c) or c.on("dist.use_torch_fsdp2")) and c.variable("CUDA_DEVICE_MAX_CONNECTIONS") == "1",
-         "FSDP with CUDA_DEVICE_MAX_CONNECTIONS=1", "CUDA_DEVICE_MAX_CONNECTIONS=8, or unset it"),
+         "FSDP with CUDA_DEVICE_MAX_CONNECTIONS=1", "CUDA_DEVICE_MAX_CONNECTIONS=8, or unset it", versions=SINCE_06),
     rule("fsdp-needs-dtensor", "stop", "checkpoint", "bridge", f"{CFG} (12); {FSDP_SKILL} (fsdp-01)",
          lambda c: fsdp(c) and saves(c) and c.isnt("checkpoint.ckpt_format", "fsdp_dtensor"),
          "Megatron-FSDP with checkpoint format {checkpoint.ckpt_format}", "checkpoint.ckpt_format=fsdp_dtensor"),
@@ -165,16 +165,17 @@ FSDP = (
          "TP {tp} / CP {cp} want CUDA_DEVICE_MAX_CONNECTIONS=1 before Blackwell, FSDP must not have it", "TP 1, CP 1"),
     rule("fsdp-registration-needs-ub", "stop", "transformer", "bridge megatron-lm", f"{CFG} (12); {ARG}",
          lambda c: c.on("ddp.fsdp_manual_registration") and (c.off("ddp.nccl_ub") or not fsdp(c)),
-         "fsdp_manual_registration needs Megatron-FSDP and nccl_ub", "ddp.nccl_ub=true"),
+         "fsdp_manual_registration needs Megatron-FSDP and nccl_ub", "ddp.nccl_ub=true", versions=SINCE_06),
     rule("fsdp-forces-registration", "silent", "transformer", "bridge", f"{CFG} (12)",
          lambda c: fsdp(c) and c.on("ddp.nccl_ub") and c.stated("ddp.fsdp_manual_registration") is False,
-         "nccl_ub switches fsdp_manual_registration on", "drop fsdp_manual_registration=false"),
+         "nccl_ub switches fsdp_manual_registration on", "drop fsdp_manual_registration=false", versions=SINCE_06),
     rule("fsdp-without-mapping", "stop", "transformer", "bridge", f"{CFG} (12)",
          lambda c: fsdp(c) and c.on("dist.use_tp_pp_dp_mapping"), "Megatron-FSDP with use_tp_pp_dp_mapping", "drop it"),
     rule("fsdp-without-hash-check", "stop", "transformer", "bridge megatron-lm", f"{CFG} (12); {ARG}",
          lambda c: fsdp(c) and c.get("ddp.data_parallel_sharding_strategy") == "optim_grads_params"
          and c.get("train.check_weight_hash_across_dp_replicas_interval") is not None,
-         "the weight-hash check with optim_grads_params: no rank holds whole weights", "drop the interval"),
+         "the weight-hash check with optim_grads_params: no rank holds whole weights", "drop the interval",
+         versions=SINCE_06),
     rule("fsdp-forces-settings", "silent", "transformer", "bridge", f"{CFG} (13)",
          lambda c: fsdp(c) and (c.stated("ddp.use_distributed_optimizer") is False
                                 or c.stated("optimizer.use_distributed_optimizer") is False

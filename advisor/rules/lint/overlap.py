@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from advisor.rules.lint.form import ARG, CFG, COMM, DDP, OVERLAP, SKILLS, Hit, rule
+from advisor.rules.lint.form import ARG, CFG, COMM, DDP, OVERLAP, SINCE_06, SKILLS, Hit, rule
 from advisor.rules.lint.setup import Setup
 
 SCH = "ML:megatron/core/pipeline_parallel/schedules.py"
@@ -285,7 +285,7 @@ DATA = (
              (c.has("comm_overlap") and c.dp != 1 and not c.off("ddp.use_distributed_optimizer"))
              or c.get("ddp.bucket_size") is not None),
          "ddp.num_buckets {ddp.num_buckets} with a bucket size (a CommOverlapConfig sets one for DP > 1)",
-         "drop num_buckets, or leave comm_overlap None"),
+         "drop num_buckets, or leave comm_overlap None", versions=SINCE_06),
     rule("buckets-once-flags", "stop", "overlap", "megatron-lm", DDP,
          lambda c: c.get("ddp.num_buckets") is not None and c.get("ddp.bucket_size") is not None,
          "--ddp-num-buckets with --ddp-bucket-size", "keep one"),
@@ -298,7 +298,7 @@ DATA = (
     rule("gather-flags-agree", "silent", "overlap", "bridge", f"{CFG} (18)",
          lambda c: c.given("ddp.overlap_param_gather") and c.given("optimizer.overlap_param_gather")
          and c.on("ddp.overlap_param_gather") != c.on("optimizer.overlap_param_gather"),
-         "overlap_param_gather of ddp and optimizer differ: both become True", "set both alike"),
+         "overlap_param_gather of ddp and optimizer differ: both become True", "set both alike", versions=SINCE_06),
     rule("mixed-precision-overrides-ddp", "silent", "overlap", "bridge", f"{CFG}; {OVERLAP} (dp-02)", _precision_wins,
          "mixed_precision overwrites fields of ddp of the same name", "set it on mixed_precision"),
     rule("environment-is-no-overlap-field", "stop", "overlap", "bridge", f"{OVERLAP}; {TP_SKILL} (dp-03)",

@@ -89,7 +89,7 @@ ASYNC = (
          "--ckpt-format torch_dist"),
     rule("async-save-needs-worker", "stop", "checkpoint", "bridge", f"{CFG} (24)",
          lambda c: _async(c) and c.stated("checkpoint.use_persistent_ckpt_worker") is False,
-         "async_save without the persistent worker", "checkpoint.use_persistent_ckpt_worker=true", "bridge >=0.6"),
+         "async_save without the persistent worker", "checkpoint.use_persistent_ckpt_worker=true"),
     rule("async-save-needs-worker-flag", "silent", "checkpoint", "megatron-lm", ARG,
          lambda c: _async(c) and c.get("checkpoint.ckpt_format") in (*DIST_FORMATS, "torch_dcp")
          and c.off("checkpoint.use_persistent_ckpt_worker"),

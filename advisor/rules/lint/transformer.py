@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from advisor.rules.lint.form import ARG, CFG, MPC, SKILLS, TC, rule
+from advisor.rules.lint.form import ARG, CFG, MPC, SINCE_06, SKILLS, TC, rule
 from advisor.rules.lint.setup import Setup
 
 BLOCK = "ML:megatron/core/transformer/transformer_block.py (full granularity checkpoints whole layers)"
@@ -265,9 +265,9 @@ CONTEXT = (
     rule("a2a-p2p-needs-hierarchy", "stop", "transformer", "bridge megatron-lm", f"{CFG} _validate_cp_comm_type; {ARG}",
          lambda c: "a2a+p2p" in cp_types(c) and c.get("hierarchical_context_parallel_sizes") is None,
          "cp_comm_type a2a+p2p without hierarchical_context_parallel_sizes (older cores cut the exchange and looked "
-         "fast)", "hierarchical_context_parallel_sizes with product CP {cp}"),
+         "fast)", "hierarchical_context_parallel_sizes with product CP {cp}", versions=SINCE_06),
     rule("hierarchy-multiplies-to-cp", "stop", "transformer", "bridge megatron-lm", f"{CFG}; {ARG}", _hierarchy,
-         "hierarchical sizes do not multiply to CP", "choose sizes with product CP"),
+         "hierarchical sizes do not multiply to CP", "choose sizes with product CP", versions=SINCE_06),
     rule("hierarchy-without-decentralized", "silent", "transformer", "bridge", f"{SKILLS}-perf-hierarchical-context "
          "(cp-02)", lambda c: c.get("hierarchical_context_parallel_sizes") is not None
          and c.on("dist.use_decentralized_pg"),
