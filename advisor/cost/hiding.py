@@ -184,7 +184,7 @@ def beside_neighbour_s(transfer: Array, experts: Pass, others: Pass, delayed: Ar
         return period
 
     late = put_off(experts, experts.forward) + put_off(others, others.forward)
-    out: Array = np.where(delayed, late, plain) - experts.both - others.both
+    out: Array = longer(np.where(delayed, late, plain) - experts.both - others.both, 0.0)
     return out
 
 
