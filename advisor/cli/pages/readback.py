@@ -132,7 +132,7 @@ def _against_plan(observed: Observed, found: ReadBack) -> Iterator[Block]:
     if found.measures:
         yield Table("", MEASURES, tuple(map(_measure_row, found.measures)))
         if observed.steps is not None:
-            yield Line(_step_words(observed), "dim")
+            yield Line(f"step: {_step_words(observed)}", "dim")
     for row in found.rows:
         if row.seen is not None and row.status != "effective":
             yield from _lost(row, row.seen)
@@ -149,8 +149,7 @@ def _against_plan(observed: Observed, found: ReadBack) -> Iterator[Block]:
 def _facts(observed: Observed) -> Iterator[tuple[str, str, str]]:
     steps, peak = observed.steps, observed.peak
     if steps is not None:
-        spread = f"{figure(steps.low_s)} to {figure(steps.high_s)}"
-        yield ("step s", figure(steps.median_s), f"{spread}; {_step_words(observed)}")
+        yield ("step s", figure(steps.median_s), _step_words(observed))
         yield ("TFLOP/s per GPU", figure(steps.tflops_per_gpu), "median of the same steps")
         bad = f"{steps.nan_iterations} nan, {steps.skipped_iterations} skipped iterations"
         yield ("loss", figure(steps.loss), f"last, iteration {count(steps.last_iteration)}; {bad}")
@@ -166,7 +165,7 @@ def _step_words(observed: Observed) -> str:
     if steps is None:
         return ""
     return (
-        f"step: median of {count(steps.reports)} steady reports, 10th to 90th percentile {figure(steps.low_s)} to "
+        f"median of {count(steps.reports)} steady reports, 10th to 90th percentile {figure(steps.low_s)} to "
         f"{figure(steps.high_s)} s; {count(steps.left_out)} left out ({steps.rule})"
     )
 
