@@ -78,12 +78,17 @@ def make_sides(trial: Trial, flag: str, drive: Drive) -> Sides:
     without = replace(knobs, **switched)
     (candidate,) = make_candidates(request, [(trial.candidate.layout, without)], ranks=[trial.candidate.rank])
     off = make_trial(trial.source, request, candidate, drive, trial.proxy_layers)
-    if off.key == trial.key:
+    if _told(off) == _told(trial):
         raise InputError(
             f"{flag} changes nothing in a trial on {drive.device}: the worker runs the same job with and without it",
             "--via bridge" if drive.device == "cuda" else "run it on GPUs",
         )
     return Sides(flag, also, trial, off)
+
+
+def _told(trial: Trial) -> dict[str, Any]:
+    """What the ranks build and run; variables that only matter to an overlap that is not built are no part of it."""
+    return {name: value for name, value in trial.job.items() if name not in {"environment", "stand_ins"}}
 
 
 def run_sides(sides: Sides, pairs: int, store: Store, rules: Rules, tell: Tell) -> dict[str, Any]:
