@@ -60,6 +60,8 @@ def unpredicted(text):
     """A script without the numbers that move with every prediction."""
     text = re.sub(r"(B:USR1@|warns this script |save_interval=|--save-interval\n  )\d+", r"\1N", text)
     text = re.sub(r"(setup|step|checkpointing):\d+", r"\1:N", text)
+    text = re.sub(r"(?m)(?<=  # ).*$", lambda found: re.sub(r"\d+(\.\d+)?", "N", found[0]), text)
+    text = re.sub(r"(save_interval = )\d+", r"\1N", text)
     text = re.sub(r"from \S*/(\w+\.json),", r"from \1,", text)
     text = re.sub(r"\.advisor/[0-9a-f]{12}", ".advisor/CONTENT", text)
     return re.sub(r"((?:minutes|mins|timeout|interval|_s|minutes\n )[=: ])\d+(\.\d+)?|(?<=SECONDS < )\d+", r"\1N", text)

@@ -161,24 +161,24 @@ def configure(cfg):
 
     cfg.checkpoint.save = "/work/checkpoints"  # an interval without a directory saves nothing
     cfg.checkpoint.load = "/work/checkpoints"  # a restart goes on where the last save ended
-    cfg.checkpoint.save_interval = 358  # Young/Daly: 3821 s = 358 steps of 10.7 s for a stall of 2.56 s and 792 h between interruptions
-    cfg.checkpoint.ckpt_format = "torch_dist"  # 3202 GB, written in 400 s, snapshot to host memory in 2.6 s; 1 GB/s per node, Llama 3, arXiv:2407.21783 section 3.3.1: 2 TB/s sustained for about 2,000 nodes (7 TB/s peak)
-    cfg.checkpoint.async_save = True  # stops training for 2.6 s instead of 400 s per save
+    cfg.checkpoint.save_interval = N  # Young/Daly: N s = N steps of N s for a stall of N s and N h between interruptions
+    cfg.checkpoint.ckpt_format = "torch_dist"  # N GB, written in N s, snapshot to host memory in N s; N GB/s per node, Llama N, arXiv:N section N.N: N TB/s sustained for about N,N nodes (N TB/s peak)
+    cfg.checkpoint.async_save = True  # stops training for N s instead of N s per save
     cfg.checkpoint.use_persistent_ckpt_worker = True  # asynchronous saves need the persistent worker
     cfg.checkpoint.fully_parallel_save = True  # every data-parallel rank writes its share
     cfg.checkpoint.fully_parallel_load = True  # replicas read every shard once and exchange it
     cfg.checkpoint.ckpt_assume_constant_structure = True  # plans the save once, the model does not change
     cfg.checkpoint.most_recent_k = 3  # a save that was cut off leaves older ones to go back to
-    cfg.train.exit_signal_handler = True  # saves and ends when Slurm warns, 540 s before the time limit (two steps, one save, Slurm's 60 s)
+    cfg.train.exit_signal_handler = True  # saves and ends when Slurm warns, N s before the time limit (two steps, one save, Slurm's N s)
     cfg.train.exit_signal_handler_for_dataloader = False  # workers end with their rank
     cfg.rerun_state_machine.rerun_mode = "disabled"  # alpha state: NaN checks are used, the re-run workflow is not
     cfg.rerun_state_machine.check_for_nan_in_loss = True  # a NaN ends the job at the step it appears
     cfg.rerun_state_machine.check_for_spiky_loss = False  # spikes are normal early in training
-    cfg.dist.distributed_timeout_minutes = 22  # nothing else sees a hang; long enough for a save on rank 0
+    cfg.dist.distributed_timeout_minutes = 22  # nothing else sees a hang; long enough for a save on rank N
 
     cfg.nvrx_straggler = NVRxStragglerDetectionConfig(
         enabled=True,  # a step is as slow as its slowest rank
-        report_time_interval=N,  # 28 steps of 10.7 s a report
+        report_time_interval=N,  # N steps of N s a report
         calc_relative_gpu_perf=True,  # ranks against each other: a slow GPU
         calc_individual_gpu_perf=True,  # a rank against its past: a GPU that became slow
         profiling_interval=N,  # about one profiled step a second at most
