@@ -36,12 +36,14 @@ ARCHITECTURES = {"a100": "ampere", "a800": "ampere", "h100": "hopper", "h200": "
 def error_class(model: Model, profile: Profile, precision: Precision) -> str:
     """Class of runs that erred alike: dense, experts or hybrid, on one architecture, quantised or not.
 
-    GPUs without fitted rates are a class of their own.
+    Dense models in 16 bit are one class on all of them. GPUs without fitted rates are a class of their own.
     """
     family = "hybrid" if model.is_hybrid else "moe" if model.is_moe else "dense"
     if profile.gemm["bf16"].kind != "fitted":
         return f"{family}-assumed"
     width = "low" if precision.quantised else "16bit"
+    if (family, width) == ("dense", "16bit"):
+        return "dense-16bit"
     return f"{family}-{ARCHITECTURES.get(profile.gpu.name.split('-')[0], 'blackwell')}-{width}"
 
 

@@ -140,7 +140,7 @@ def _attention(layer: Layer, model: Model, workload: Workload, columns: Columns,
         macs = layer_work(full, model.hidden, workload.seq_len).score_macs
         slowdown = profile.value("attention_sink_factor")
     own = workload.seq_len * columns.mbs / (columns.cp * columns.tp)
-    blocks = mixer.heads / columns.tp * columns.mbs
+    blocks = mixer.heads / (columns.tp * columns.cp) * columns.mbs
     rate = profile.attention_flops(np.asarray(float(workload.seq_len)), head_dim, blocks)
     seconds = 2.0 * macs * own * slowdown * profile.value("attention_time_factor") / rate
     backward = seconds * profile.value("attention_backward_ratio")

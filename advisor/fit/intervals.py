@@ -51,7 +51,7 @@ def quantiles(runs: Sequence[Run], errors: Array) -> dict[str, dict[str, float]]
     for name, found in sorted(sizes.items()):
         if len(found) >= FEWEST:
             fast, slow = _sides(np.array(found), name.startswith(OF_EACH_MODEL))
-            out[name] = {"low": round(1 / (1 + slow), 3), "high": round(1 / (1 - fast), 3), "n": len(found)}
+            out[name] = {"low": round(1 / (1 + slow), 4), "high": round(1 / (1 - fast), 4), "n": len(found)}
     return out
 
 

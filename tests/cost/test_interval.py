@@ -34,7 +34,7 @@ def width(*args, **kwargs) -> float:
 
 def test_classes_tell_families_and_fitted_gpus_apart() -> None:
     h100, h20, bf16, fp8 = load_profile("h100"), load_profile("h20"), PRECISIONS["bf16"], PRECISIONS["fp8-current"]
-    assert error_class(load_model("llama3-8b"), h100, bf16) == "dense-hopper-16bit"
+    assert error_class(load_model("llama3-8b"), h100, bf16) == "dense-16bit"
     assert error_class(load_model("llama3-8b"), h100, fp8) == "dense-hopper-low"
     assert error_class(load_model("qwen3-30b-a3b"), h20, bf16) == "moe-assumed"
     assert error_class(load_model("nemotron-3-nano-30b-a3b"), h100, bf16) == "hybrid-hopper-16bit"

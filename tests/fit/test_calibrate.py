@@ -150,7 +150,7 @@ def test_committed_values_are_those_of_the_committed_factors() -> None:
 def test_quantiles_hold_four_in_five_left_out_runs() -> None:
     runs = [run for run in published_runs()[0] if run.group == "dgxc" and run.workload.precision.name == "bf16"]
     errors = np.linspace(-0.1, 0.1, len(runs))
-    found = quantiles(runs, errors)["dense-hopper-16bit"]
+    found = quantiles(runs, errors)["dense-16bit"]
     inside = sum(found["low"] <= 1 / (1 + error) <= found["high"] for error in errors)
     assert inside / len(runs) == pytest.approx(0.8, abs=0.03)
     assert found["n"] == len(runs)
