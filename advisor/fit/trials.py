@@ -94,7 +94,8 @@ def fit_trials(runs: Sequence[Run], spreads: Sequence[float]) -> TrialFit:
     moving = [dial for dial, size in zip(free, sizes, strict=True) if size >= LEAST_SLOPE]
     weight = 1 / np.sqrt(1 + (np.asarray(spreads) / NOISE) ** 2)
     logs, after, left_out = _best(Problem(runs, moving, {gpu.name: profile}), weight)
-    source = f"{len(runs)} trials of advisor trial, left out {median_pct(left_out):.1f} %"
+    unseen = "too few to leave one out" if np.isnan(left_out).all() else f"left out {median_pct(left_out):.1f} %"
+    source = f"{len(runs)} trials of advisor trial, {unseen}"
     changed = _changed(profile, moving, np.exp(logs), source)
     return TrialFit(gpu, tuple(runs), changed, tuple(dial.key for dial in moving), before, after, left_out)
 
