@@ -50,6 +50,34 @@ def test_own_runs_give_the_promised_json(cli, tmp_path: Path) -> None:
     assert found["sweeps"] == []
 
 
+def test_keys_are_the_promised_ones_and_names_of_what_else_is_known(cli, tmp_path: Path) -> None:
+    found = json.loads(cli("validate", runs(tmp_path, GOOD, BAD), "--format", "json").out)
+    assert set(found) == {"schema_version", "leave_out", "rows", "summary", "sweeps", "weak_scaling"}
+    assert all(set(row) == ROW_KEYS | {"assumed"} for row in found["rows"])
+    assert set(found["summary"]["own"]) == SUMMARY_KEYS | {"interval_half_width_pct"}
+
+
+def test_flagged_rows_are_shown_apart_and_scored_nowhere(cli, tmp_path: Path) -> None:
+    header = [*HEADER, "flag"]
+    lines = [
+        header,
+        [*GOOD, ""],
+        ["odd", *GOOD[1:], "check: another recipe"],
+        ["out", *GOOD[1:], "exclude: broken clock"],
+    ]
+    path = tmp_path / "flagged.csv"
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream).writerows(lines)
+    found = json.loads(cli("validate", str(path), "--format", "json").out)
+    assert found["summary"]["own"]["n"] == 1
+    assert [row["flag"] for row in found["rows"]] == ["", "check: another recipe", "exclude: broken clock"]
+    scored, apart = cli("validate", str(path)).out.split("Flagged runs, in no score")
+    assert "odd" not in scored
+    assert "out" not in scored.split("Runs", 1)[1]
+    assert "check: another recipe" in apart
+    assert "exclude: broken clock" in apart
+
+
 def test_the_published_runs_are_the_default(cli) -> None:
     found = json.loads(cli("validate", "--group", "dgxc", "--leave-out", "model", "--format", "json").out)
     assert {"dgxc", "dgxc-dense"} == set(found["summary"])

@@ -21,11 +21,15 @@ ROW_COLUMNS = (
     Column("measured\ns"), Column("error\n%"), Column("peak GiB\npredicted"), Column("\nmeasured"),
     Column("verdict", "name"),
 )  # fmt: skip
+FLAG_COLUMNS = (
+    Column("id", "name"), Column("predicted\ns"), Column("80 %\ninterval", "name"), Column("measured\ns"),
+    Column("error\n%"), Column("flag", "text"),
+)  # fmt: skip
 FEW = 40
 
 
 def validate_document(found: Validation, verbose: bool) -> Document:
-    """Summary, sweeps and rows; of more than `FEW` rows only the worst ten unless `verbose`."""
+    """Summary, sweeps and rows, flagged ones apart; of more than `FEW` rows only the worst ten unless `verbose`."""
     record = validation_record(found.rows, found.skipped, found.leave_out)
     hints = () if verbose or len(found.rows) <= FEW else ("every row: -v, or --format csv",)
     return Document(tuple(_blocks(found, verbose)), record, record["rows"], hints)
@@ -58,13 +62,16 @@ def _blocks(found: Validation, verbose: bool) -> Iterator[Block]:
         off = sorted(abs(one.predicted_pct - one.measured_pct) for one in series)[len(series) // 2]
         yield Line(f"weak scaling: growth of the step off by {off:.1f} points (median of {len(series)} series)")
     yield from _rows(found, verbose)
+    if flagged := [row for row in found.rows if row.run.flag]:
+        shown = tuple((row.run.id, *_times(row), row.run.flag) for row in flagged)
+        yield Table("Flagged runs, in no score", FLAG_COLUMNS, shown)
     if found.skipped:
         lines = tuple((str(one.line), one.id, one.reason) for one in found.skipped)
         yield Table("Rows left out", (Column("line"), Column("id", "name"), Column("reason", "text")), lines)
 
 
 def _rows(found: Validation, verbose: bool) -> Iterator[Block]:
-    shown, title = list(found.rows), "Runs"
+    shown, title = [row for row in found.rows if not row.run.flag], "Runs"
     if not verbose and len(shown) > FEW:
         scored = [row for row in shown if timed(row.run)]
         shown, title = sorted(scored, key=_size, reverse=True)[:10], "The ten worst"
@@ -79,11 +86,15 @@ def _cells(row: Row) -> tuple[str, ...]:
     run, memory = row.run, row.memory
     verdict = NONE if memory is None else memory.verdict + (" (was OOM)" if run.oom else "")
     return (
-        run.id, str(run.cluster.gpus), run.workload.precision.name, figure(row.predicted_s),
-        f"{figure(row.low_s)}-{figure(row.high_s)}", figure(run.step_s),
-        _signed(None if row.error is None else 100 * row.error),
+        run.id, str(run.cluster.gpus), run.workload.precision.name, *_times(row),
         NONE if memory is None else figure(memory.peak_allocated_gib), figure(run.peak_allocated_gib), verdict,
     )  # fmt: skip
+
+
+def _times(row: Row) -> tuple[str, str, str, str]:
+    """Predicted, its interval, measured, error in percent."""
+    error = _signed(None if row.error is None else 100 * row.error)
+    return figure(row.predicted_s), f"{figure(row.low_s)}-{figure(row.high_s)}", figure(row.run.step_s), error
 
 
 def _pct(value: float | None) -> str:
