@@ -2,6 +2,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from advisor.spec.precision import PRECISIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ROOT / "profiles"
+DIRECTIONS = ("fwd", "dgrad", "wgrad")
 
 
 @pytest.mark.parametrize("name", gpu_names())
@@ -110,7 +112,7 @@ def test_grouped_gemm_slows_with_few_tokens_per_expert_as_measured(tokens, hidde
 def test_weight_gradients_are_the_slowest_direction():
     profile = load_profile("b200")
     m, n, k = np.array([[1024.0], [4096.0], [4096.0]])
-    fwd, dgrad, wgrad = (profile.grouped_efficiency(one, m, n, k)[0] for one in ("fwd", "dgrad", "wgrad"))
+    fwd, dgrad, wgrad = (profile.grouped_efficiency(one, m, n, k)[0] for one in DIRECTIONS)
     assert fwd > dgrad > wgrad
 
 
@@ -128,6 +130,34 @@ def test_weight_gradients_are_the_slowest_direction():
 def test_attention_rate_is_near_the_measured(gpu, seq, heads, measured):
     rate = load_profile(gpu).attention_flops(np.array([float(seq)]), 128, heads)
     assert rate[0] / 1e12 == pytest.approx(measured, rel=0.2)
+
+
+def sizes(low, high):
+    """Two sizes, the smaller one first."""
+    return st.tuples(st.floats(low, high), st.floats(low, high)).map(sorted)
+
+
+@settings(max_examples=200, deadline=None)
+@given(gpu=st.sampled_from(gpu_names()), fixed=st.floats(1, 1e6), other=st.floats(1, 1e6), grown=sizes(1, 1e6))
+def test_more_work_never_takes_a_product_less_time(gpu, fixed, other, grown):
+    profile = load_profile(gpu)
+    for place in range(3):
+        small, large = ([np.array([one]) for one in np.insert([fixed, other], place, size)] for size in grown)
+        efficiencies = [profile.gemm_efficiency, *(partial(profile.grouped_efficiency, one) for one in DIRECTIONS)]
+        for efficiency in efficiencies:
+            before, after = (np.prod(shape) / efficiency(*shape)[0] for shape in (small, large))
+            assert before <= after * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("gpu", gpu_names())
+def test_more_work_never_takes_attention_less_time(gpu):
+    profile = load_profile(gpu)
+    seq, dim, heads = np.meshgrid(2.0 ** np.arange(6, 21, 0.25), np.arange(32.0, 640, 16), 2.0 ** np.arange(8))
+    macs = seq**2 * dim * heads
+    shape = (seq, dim, heads)
+    seconds = macs / profile.attention_flops(*(one.ravel() for one in shape)).reshape(macs.shape)
+    for axis in range(3):
+        assert (np.diff(seconds, axis=axis) >= -1e-9 * np.abs(np.delete(seconds, -1, axis))).all(), axis
 
 
 @settings(max_examples=60, deadline=None)
