@@ -24,7 +24,11 @@ _YAML_KEY = re.compile(r"^[\w\"'-]+\s*:(\s|$)", re.MULTILINE)
 def read_file(path: str | Path) -> Reading:
     """What the file says. InputError for a directory, a huge, binary or unreadable file, and one without settings."""
     name = str(path)
-    text = _text(name)
+    return read_text(name, _text(name))
+
+
+def read_text(name: str, text: str) -> Reading:
+    """What `text` says as the content of a file `name`. InputError for a text without settings."""
     reading = _read(name, text)
     if reading.empty:
         raise InputError(

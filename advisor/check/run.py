@@ -69,7 +69,7 @@ def read_setup(
     if gpus is not None and not 0 < gpus < 10**7:
         raise InputError(f"--gpus {gpus} must be a positive number of GPUs")
     readings = [read_file(file) for file in files]
-    return readings, _merge(readings, target, gpus, system)
+    return readings, joined(readings, target, gpus, system)
 
 
 def report(readings: Sequence[Reading], setup: Setup) -> Report:
@@ -87,7 +87,8 @@ def report(readings: Sequence[Reading], setup: Setup) -> Report:
     return Report(verdict, setup.framework, tuple(found), tuple((one.file, one.kind) for one in readings))
 
 
-def _merge(readings: Sequence[Reading], target: str | None, gpus: int | None, system: str | None) -> Setup:
+def joined(readings: Sequence[Reading], target: str | None, gpus: int | None, system: str | None) -> Setup:
+    """Readings as one job, with the defaults of its framework; parameters as those of `check`."""
     setup = Setup(framework=_framework(readings, target))
     for reading in readings:
         setup.values |= reading.values

@@ -10,6 +10,7 @@ from typing import Any
 from advisor.check.readback import Observed, read_log
 from advisor.check.subject import Subject, read_subject
 from advisor.check.subject.edits import Edit, edits
+from advisor.check.subject.refused import refused
 from advisor.check.subject.rewrite import rewritten
 from advisor.errors import InputError
 from advisor.files import write_text
@@ -75,9 +76,9 @@ def _measured(observed: Observed | None) -> Measured:
 
 def _numbered(subject: Subject, found: Sequence[Improvement], first: int) -> tuple[Change, ...]:
     """Changes with their edits; those that the form of the file has no words for are left out."""
-    made = [Change(0, one, edits(subject, one.request, one.choice)) for one in found]
-    said = [one for one in made if one.edits]
-    return tuple(replace(one, number=number) for number, one in enumerate(said, first))
+    made = [(one, edits(subject, one.request, one.choice)) for one in found]
+    said = [(replace(one, risks=(*one.risks, *refused(subject, written))), written) for one, written in made if written]
+    return tuple(Change(number, one, written) for number, (one, written) in enumerate(said, first))
 
 
 def write_taken(answer: Improved, number: int, path: str) -> Change:

@@ -126,7 +126,10 @@ def _table(run: _Run, path: Path) -> NcclTable:
     where = f"{path}, from line {run.first}"
     hint = "give the full output of all_gather_perf, all_reduce_perf, ..."
     if program is None:
-        raise InputError(f"{where}: the name of the operation is missing", hint)
+        raise InputError(
+            f"{where}: the name of the operation is missing, which older nccl-tests do not print",
+            "name the file after the program: all_reduce_perf.log",
+        )
     if len(run.hosts) < 2:
         what = "its ranks are missing" if not run.hosts else "one rank alone exchanges nothing"
         raise InputError(f"{where}: {what} (lines '#  Rank  0 ... on HOST')", hint)

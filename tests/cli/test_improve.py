@@ -16,6 +16,7 @@ import yaml
 from advisor import data
 from advisor.check.subject import read_subject
 from advisor.check.subject.edits import edits
+from advisor.check.subject.refused import refused
 from advisor.check.subject.rewrite import rewritten
 from advisor.errors import AdvisorError
 from advisor.rules import findings
@@ -224,6 +225,16 @@ def same_job(one, other, knobs):
     return said
 
 
+def stopped(subject):
+    """Rules by which `advisor check` stops a job."""
+    return {one.rule for one in subject.report.findings if one.severity == "stop"}
+
+
+def announced(subject, said):
+    """Rules that the page says will stop the job once the edits are made."""
+    return {text.removeprefix("stopped by ").partition(":")[0] for text in refused(subject, said)}
+
+
 def round_trip(path, options, most=None):
     """Every legal change of a file written into it and read again gives the job that was priced."""
     subject = read_subject(path, options)
@@ -250,6 +261,7 @@ def round_trip(path, options, most=None):
         again = read_subject(edited, options)
         assert same_job(choice, again, held) == [], (turn.name, said)
         assert again.request.workload == request.workload, (turn.name, said)
+        assert stopped(again) - stopped(subject) == announced(subject, said), (turn.name, said)
         tried += 1
     return tried
 
@@ -258,6 +270,20 @@ def round_trip(path, options, most=None):
 def test_every_edit_gives_the_job_it_promises(tmp_path, name):
     path, options = written_case(tmp_path, name)
     assert round_trip(path, options) > (0 if name == "C46" else 25)
+
+
+def test_sharding_brings_its_checkpoint_format_and_says_what_no_edit_writes(cli, tmp_path):
+    path, options = written_case(tmp_path, "moe.sh")
+    launch = "#!/bin/bash\nexport CUDA_DEVICE_MAX_CONNECTIONS=1\n"
+    path.write_text(path.read_text().replace("#!/bin/bash\n", launch), encoding="utf-8")
+    ran = cli("improve", str(path), "--system", options["system"], "--format", "json")
+    changes = [one for one in answer_of(ran)["kept"] if one["dials"][0]["name"] == "fsdp"]
+    assert changes
+    for one in changes:
+        assert "--ckpt-format fsdp_dtensor" in [edit["write"] for edit in one["edits"]]
+        assert [text for text in one["risks"] if text.startswith("stopped by")] == [
+            "stopped by fsdp-forbids-one-connection: CUDA_DEVICE_MAX_CONNECTIONS=8, or unset it"
+        ]
 
 
 def vendor_sample():

@@ -54,8 +54,7 @@ def read_script_text(path: str, text: str) -> Reading:
         if not words:
             words = flags.sizes(script.variables)
         if not words and not sbatch:
-            words = [word for values in script.variables.values() for value in values if value.startswith("--")
-                     for word in value.split()]  # fmt: skip
+            words = [word for values in script.variables.values() for word in _listed(values)]
         words += [f"{name}={' '.join(values)}" for name, values in script.variables.items() if name in SECTIONS]
         if script.variables and not words:
             reading.kind = "environment" if not sbatch else "sbatch"
@@ -70,6 +69,13 @@ def read_script_text(path: str, text: str) -> Reading:
 def _settings(command: Sequence[str]) -> bool:
     """Whether a command without a program is settings: flags, overrides, or `tp=4 pp=2`."""
     return command[0].startswith("-") or bool(_OVERRIDE.match(command[0])) or flags.is_size(command[0])
+
+
+def _listed(values: Sequence[str]) -> list[str]:
+    """Words of a variable that lists flags: in one string, or as an array with a word or a flag and its value each."""
+    if not any(value.startswith("--") for value in values):
+        return []
+    return [word for value in values for word in (value.split() if value.startswith("--") else [value])]
 
 
 def _environment(reading: Reading, script: Script, lines: Lines) -> None:

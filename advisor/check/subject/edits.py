@@ -68,7 +68,6 @@ LAYOUT = "model.pipeline_model_parallel_layout"
 PIPELINE = frozenset({SHORT["pp"], SHORT["vpp"], *(f"model.{field}" for field in SPLIT_FIELDS.values())})
 OF_EXPORT = ("tp-comm-overlap-cfg", "ddp-bucket-size")
 """Flags that an export brings along and that no dial turns: a file written beside it, and a size that is not priced."""
-SKIPPED = ("checkpoints",)
 BATCHED = "model.batch_p2p_comm"
 
 
@@ -126,8 +125,7 @@ def _export(subject: Subject, request: Request, choice: Choice) -> Export:
 
 
 def _flags(export: Export) -> dict[str, tuple[str, ...]]:
-    groups = [words for title, words in setting_groups(export) if title not in SKIPPED]
-    found = {words[0].removeprefix("--"): words[1:] for group in groups for words in group}
+    found = {words[0].removeprefix("--"): words[1:] for _, group in setting_groups(export) for words in group}
     return {flag: words for flag, words in found.items() if flag not in OF_EXPORT}
 
 
@@ -175,7 +173,7 @@ def _where(subject: Subject, key: str) -> str:
 def _fields(subject: Subject, request: Request, choice: Choice) -> dict[str, Any]:
     """Settings of a Bridge configuration by dotted name."""
     export = _export(subject, request, choice)
-    found = {name: value for title, values in sections(export) if title not in SKIPPED for name, value in values}
+    found = {name: value for _, values in sections(export) for name, value in values}
     name, changed = precision(export)
     found["mixed_precision"] = name
     found |= {f"mixed_precision.{field}": value for field, value in changed}
