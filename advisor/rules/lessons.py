@@ -87,6 +87,7 @@ LESSONS = (
         lambda r: f"the allgather dispatcher sends every token to all {r.layout.ep} expert-parallel ranks, where"
         f" alltoall sends {r.model.moe.topk if r.model.moe else 1} copies of it",
         lambda r: "dispatcher=alltoall",
+        weighed=True,
     ),
     Rule(
         "grouped-gemm-off", "slow", (),
@@ -104,7 +105,7 @@ LESSONS = (
         f" {FORWARD_SHARE * _repeated(r):.0%} of the compute is repeated; selective recomputation, fewer pipeline"
         " stages, sequence parallelism and the distributed optimizer make room for less",
         _instead,
-        targets=("advisor",),
+        targets=("advisor",), weighed=True,
     ),
     Rule(
         "mlp-recompute-costs", "slow", ("rc_mlp",),
@@ -112,7 +113,7 @@ LESSONS = (
         lambda c: NEVER if c.model.is_moe else _training(c, c.columns.rc_mlp),
         lambda r: "recomputing mlp repeats the largest products of a dense layer: 16 % slower measured on Llama 3 70B",
         lambda r: "recompute=layernorm",
-        targets=("advisor",),
+        targets=("advisor",), weighed=True,
     ),
     Rule(
         "optimizer-offload-is-slow", "slow", ("optimizer_offload",), f"{SKILLS}-memory-tuning (off-02)",
@@ -163,7 +164,7 @@ LESSONS = (
         f" {r.layout.num_microbatches} microbatches would fill a pipeline of {r.layout.tp} stages to"
         f" {r.layout.num_microbatches / (r.layout.num_microbatches + r.layout.tp - 1):.0%}",
         lambda r: f"pp={r.layout.tp},tp=1",
-        targets=("advisor",),
+        targets=("advisor",), weighed=True,
     ),
     Rule(
         "pipeline-without-interleaving", "info", ("pp", "vpp", "num_microbatches"),
@@ -172,7 +173,7 @@ LESSONS = (
         lambda r: f"pp {r.layout.pp} without interleaving fills and drains for {_bubble(r):.0%} of the step with"
         f" {r.layout.num_microbatches} microbatches; two chunks per rank halve that",
         lambda r: "vpp=2",
-        targets=("advisor",),
+        targets=("advisor",), weighed=True,
     ),
     Rule(
         "tp-overlap-without-preset", "info", ("tp_overlap", "tp"),

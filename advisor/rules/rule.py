@@ -88,7 +88,8 @@ class Rule:
     info = worth knowing. `fields` are the columns that `broken` reads; it returns a mask, True = broken, that
     broadcasts with them. `source` is ALIAS:path:line with ML = NVIDIA/Megatron-LM@d98e8a64,
     MB = NVIDIA-NeMo/Megatron-Bridge@067f987d, TE = NVIDIA/TransformerEngine@d0067d0d. `targets` names the code that
-    enforces it, `versions` the megatron-core releases.
+    enforces it, `versions` the megatron-core releases. `weighed` marks advice to turn a knob that a search has turned:
+    where the knob was free, the layout that it chose is better for all that the cost functions know.
     """
 
     id: str
@@ -100,6 +101,7 @@ class Rule:
     fix: Callable[[Row], str]
     targets: tuple[str, ...] = ("mcore",)
     versions: str = ">=0.16"
+    weighed: bool = False
 
 
 NEVER = np.zeros((), dtype=np.bool_)

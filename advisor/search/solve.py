@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from advisor.rules import findings_of_all
+from advisor.rules import findings_of_all, rules
 from advisor.search import rank
 from advisor.search.candidates import make_candidates
 from advisor.search.merge import regroup
@@ -52,10 +52,15 @@ class Found:
         return {key: (self.parts[key[0]].layout(key[1]), self.parts[key[0]].knobs(key[2])) for key in keys}
 
     def candidates(self, chosen: Sequence[tuple[Layout, Knobs]]) -> tuple[Candidate, ...]:
-        """Layouts with knobs as candidates ranked in the order given, with what the rules remark about each."""
+        """Layouts with knobs as candidates ranked in the order given, with what the rules remark about each.
+
+        Advice to turn a knob that the search was free to turn is left out: it has been weighed.
+        """
         job = self.request
+        pinned = {*job.fixed, *(["rc_mlp"] if "recompute" in job.fixed else ())}
+        weighed = {one.id for one in rules() if one.weighed and not pinned & set(one.fields)}
         remarks = findings_of_all(job.model, job.cluster, job.workload, chosen)
-        return make_candidates(job, chosen, remarks)
+        return make_candidates(job, chosen, [tuple(r for r in one if r.rule not in weighed) for one in remarks])
 
     def leading(self, count: int) -> tuple[Candidate, ...]:
         """The best `count` candidates, fewer where fewer fit."""

@@ -243,3 +243,13 @@ def test_modes_without_a_step_rank_by_memory():
     assert found.candidates[0].step is None
     sizes = [one.memory.peak_device_bytes for one in found.candidates]
     assert sizes == sorted(sizes)
+
+
+def test_advice_that_the_search_has_weighed_is_given_for_pinned_knobs_only():
+    """A full recomputation that the search chose over everything else is no slip of the user's."""
+    pinned = _request(model="minimax-m2", gpus=64, fix="recompute=full-uniform:1")
+    free = _request(model="minimax-m2", gpus=64)
+    for request, wanted in ((pinned, True), (free, False)):
+        best = search(request).winner()
+        assert best.knobs.full_uniform == 1
+        assert ("full-recompute-costs" in {one.rule for one in best.findings}) is wanted
