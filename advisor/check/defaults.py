@@ -12,6 +12,7 @@ from advisor.check.readers.flags import key_of
 from advisor.check.reading import Note
 from advisor.check.recipes import preset
 from advisor.rules.lint import Setup, Value
+from advisor.rules.lint.releases import release
 from advisor.spec.load.megatron.arguments import by_dest
 
 _TYPO = 0.9
@@ -139,6 +140,12 @@ def _unrolled(layout: str) -> int:
         return 1
 
 
+def _elsewhere(row: Mapping[str, Any], setup: Setup) -> bool:
+    """Whether a field belongs to another release of Bridge than the one that is stated."""
+    stated = setup.releases.get("bridge")
+    return stated is not None and "only" in row and stated != release(row["only"])
+
+
 def unknown_fields(setup: Setup) -> list[tuple[Note, str]]:
     """Settings that no configuration class has: refused where they are built or overridden, lost where assigned."""
     found: list[tuple[Note, str]] = []
@@ -152,14 +159,16 @@ def unknown_fields(setup: Setup) -> list[tuple[Note, str]]:
             or not name
             or "." in name
             or section in _OPEN
-            or name in known
             or f"added.{key}" in setup.facts
+            or (name in known and not _elsewhere(known[name], setup))
         ):
             continue
         close = get_close_matches(name, list(known), 1, _TYPO)
         fix = f"did you mean {section}.{close[0]}?" if close else "check the spelling, or the version of Bridge"
         python = value.file.endswith(".py")
         message = f"{key} is no known field of {section}"
+        if name in known:
+            message, fix = f"{key} is a field of Bridge {known[name]['only']} only", "drop it, or run that version"
         severity = "info" if not close else "stop" if f"keyword.{key}" in setup.facts or not python else "silent"
         found.append((Note("unknown-field", severity, message, fix, value.line), value.file))  # type: ignore[arg-type]
     return found

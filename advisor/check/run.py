@@ -11,6 +11,7 @@ from advisor.check.defaults import settle, unknown_fields
 from advisor.check.files import read_file
 from advisor.check.reading import Reading
 from advisor.check.recipes import model_values, recipe_values
+from advisor.check.releases import limits, releases
 from advisor.errors import AdvisorError, InputError
 from advisor.rules.lint import CONFIG_RULES, STAGES, Setup, Value, ask
 from advisor.rules.lint.setup import Framework
@@ -52,24 +53,38 @@ class Report:
 
 
 def check(
-    files: Sequence[str | Path], *, target: str | None = None, gpus: int | None = None, system: str | None = None
+    files: Sequence[str | Path],
+    *,
+    target: str | None = None,
+    version: str | None = None,
+    gpus: int | None = None,
+    system: str | None = None,
 ) -> Report:
     """Read the files as one job and ask every rule of its framework.
 
-    `target` is bridge or megatron-lm; None (or another area) lets the files decide. `gpus` wins over what a launch line
-    says; `system` names the GPUs that rules about architectures need. InputError for a file that cannot be used.
+    `target` is bridge or megatron-lm; None (or another area) lets the files decide. `version` is that of Bridge, or of
+    megatron-core where no Bridge is; None asks the rules of all. `gpus` wins over what a launch line says; `system`
+    names the GPUs that rules about architectures need. InputError for a file that cannot be used.
     """
-    return report(*read_setup(files, target=target, gpus=gpus, system=system))
+    return report(*read_setup(files, target=target, version=version, gpus=gpus, system=system))
 
 
 def read_setup(
-    files: Sequence[str | Path], *, target: str | None = None, gpus: int | None = None, system: str | None = None
+    files: Sequence[str | Path],
+    *,
+    target: str | None = None,
+    version: str | None = None,
+    gpus: int | None = None,
+    system: str | None = None,
 ) -> tuple[list[Reading], Setup]:
     """What the files say, each by itself and as one job; parameters and errors as those of `check`."""
     if gpus is not None and not 0 < gpus < 10**7:
         raise InputError(f"--gpus {gpus} must be a positive number of GPUs")
     readings = [read_file(file) for file in files]
-    return readings, joined(readings, target, gpus, system)
+    setup = joined(readings, target, gpus, system)
+    if version is not None:
+        setup.releases = releases(setup.framework, version)
+    return readings, setup
 
 
 def report(readings: Sequence[Reading], setup: Setup) -> Report:
@@ -154,9 +169,8 @@ def _ask_all(setup: Setup, first: str) -> list[Found]:
         severity = one.severity
         if "recipe" in setup.facts and not _stated(setup):
             severity = "info"
-        found.append(
-            Found(one.id, severity, hit.message, hit.fix, one.source, hit.file or first, hit.line, one.stage)
-        )  # fmt: skip
+        message = hit.message + limits(one.versions, setup)
+        found.append(Found(one.id, severity, message, hit.fix, one.source, hit.file or first, hit.line, one.stage))
     return found
 
 
@@ -174,5 +188,6 @@ def _no_echo(found: list[Found]) -> list[Found]:
         "bucket-size-counts-parameters": "bucket-size-looks-like-bytes",
         "perf-env-plugin-old": "perf-env-plugin-gone",
         "interleave-flags-need-pp": "interleave-needs-pp",
+        "sp-off-without-tp": "sp-needs-tp",
     }
     return [one for one in found if echoes.get(one.rule) not in ids]

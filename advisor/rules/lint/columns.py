@@ -120,7 +120,8 @@ def _asked(one: Rule, needs: tuple[str, ...]) -> ConfigRule:
 
     stage = STAGE.get(needs[0], "grid")
     says = f"broken: {one.id.replace('-', ' ')} (reads {', '.join(one.fields)})"
-    return ConfigRule(one.id, one.severity, stage, one.targets, one.source, broken, says, "the nearest legal value")
+    return ConfigRule(one.id, one.severity, stage, one.targets, one.source, broken, says, "the nearest legal value",
+                      f"megatron-core {one.versions}")  # fmt: skip
 
 
 def column_rules() -> tuple[ConfigRule, ...]:

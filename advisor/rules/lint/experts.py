@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from advisor.rules.lint.form import ARG, COMM, SKILLS, TC, Hit, rule
+from advisor.rules.lint.form import AFTER_06, ARG, COMM, SKILLS, TC, Hit, rule
 from advisor.rules.lint.setup import Setup
 from advisor.rules.lint.transformer import captures, full, graph, modules
 
@@ -192,7 +192,7 @@ DISPATCHERS = (
          lambda c: c.get("moe_token_dispatcher_type") == "flex" and c.given("moe_token_dispatcher_type")
          and c.given("moe_flex_dispatcher_backend") and c.get("moe_flex_dispatcher_backend") is None,
          "dispatcher flex without a back end becomes alltoall", "moe_flex_dispatcher_backend=deepep",
-         versions="Megatron-Bridge main at 067f987d"),
+         versions=AFTER_06),
     rule("flex-backend-runs-on-gpu", "stop", "overlap", "bridge mcore", FLEX, _wrong_gpu,
          "the flex back end does not run on this GPU", "another back end"),
     rule("flex-helper-falls-back", "silent", "overlap", "bridge", FLEX, _helper_falls_back,

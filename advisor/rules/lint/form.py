@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from advisor.rules.lint.releases import hold
 from advisor.rules.lint.setup import SHORT, Setup, full_name
 from advisor.spec.plan import Severity
 
@@ -21,7 +22,9 @@ SKILLS = "MB:skills/nemo-mbridge"
 SLURM = "requirements/multi_node_slurm.txt"
 RESILIENCY = "requirements/resiliency.txt"
 OVERLAP = "requirements/tp_dp_comm_overlap.txt"
+EVERY = "megatron-core >=0.16, bridge >=0.3"
 SINCE_06 = "megatron-core >=0.16, bridge >=0.6"
+AFTER_06 = "bridge >0.6 (main at 067f987d)"
 PERF = "MB:src/megatron/bridge/perf_recipes (env_vars of 430 recipes)"
 
 _FIELD = re.compile(r"\{([\w.-]+)\}")
@@ -45,7 +48,8 @@ class ConfigRule:
 
     `broken` returns something true where the rule is broken: True (the message is `says`), a message, or a `Hit`.
     `says` and `fix` name settings in braces, which are filled in with their values: "TP {tp}", "{ddp.bucket_size}".
-    `targets` names whose rule it is; a rule of megatron-lm is not asked of a Bridge configuration.
+    `targets` names whose rule it is; a rule of megatron-lm is not asked of a Bridge configuration. `versions` names the
+    releases that have it (see `releases.hold`); it is not asked of a configuration that is meant for others.
     """
 
     id: str
@@ -56,11 +60,12 @@ class ConfigRule:
     broken: Callable[[Setup], Any]
     says: str
     fix: str
-    versions: str = "megatron-core >=0.16, bridge >=0.3"
+    versions: str = EVERY
 
     def applies(self, setup: Setup) -> bool:
-        """Whether the rule is one of the framework (or of what lies below and around every framework)."""
-        return setup.framework in self.targets or not {"bridge", "megatron-lm"}.intersection(self.targets)
+        """Whether it is a rule of the framework (or of what lies below and around every one) and of its release."""
+        ours = setup.framework in self.targets or not {"bridge", "megatron-lm"}.intersection(self.targets)
+        return ours and hold(self.versions, setup.releases)
 
     @property
     def summary(self) -> str:
@@ -107,7 +112,7 @@ def rule(  # noqa: PLR0917 (rules are rows of a table)
     broken: Callable[[Setup], Any],
     says: str,
     fix: str,
-    versions: str = "megatron-core >=0.16, bridge >=0.3",
+    versions: str = EVERY,
 ) -> ConfigRule:
     """A `ConfigRule` with `targets` as words: tables of rules stay readable."""
     return ConfigRule(id, severity, stage, tuple(targets.split()), source, broken, says, fix, versions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import lcm
 
-from advisor.rules.lint.form import ARG, CFG, DDP, OPT, PERF, SINCE_06, SKILLS, rule
+from advisor.rules.lint.form import AFTER_06, ARG, CFG, DDP, OPT, PERF, SINCE_06, SKILLS, rule
 from advisor.rules.lint.setup import Setup
 from advisor.rules.lint.transformer import captures, graph
 
@@ -186,7 +186,7 @@ FSDP = (
          "Megatron-FSDP switches the distributed optimizer on, average_in_collective and "
          "reuse_grad_buf_for_mxfp8_param_ag off", "drop these settings"),
     rule("fsdp-v2-limits", "stop", "transformer", "bridge", f"{CFG} (14)", _v2, "Megatron-FSDP v2 does not take this",
-         "Megatron-FSDP v1", versions="Megatron-Bridge main at 067f987d"),
+         "Megatron-FSDP v1", versions=AFTER_06),
     rule("torch-fsdp2-limits", "stop", "transformer", "megatron-lm", ARG,
          lambda c: c.on("dist.use_torch_fsdp2") and next((what for bad, what in (
              (c.pp > 1, "--use-torch-fsdp2 with PP"), (c.ep > 1, "--use-torch-fsdp2 with EP"),
@@ -202,7 +202,7 @@ FSDP = (
          "ddp.use_megatron_fsdp=true"),
     rule("expandable-segments-vs-nccl-ub", "stop", "environment", "mcore", f"{DDP}; {SKILLS} (mem-04)",
          lambda c: c.on("ddp.nccl_ub") and "expandable_segments:True" in (c.variable("PYTORCH_CUDA_ALLOC_CONF") or ""),
-         "expandable_segments with NCCL user buffers", "unset PYTORCH_CUDA_ALLOC_CONF", versions="torch < 2.11"),
+         "expandable_segments with NCCL user buffers", "unset PYTORCH_CUDA_ALLOC_CONF", versions="torch <2.11"),
     rule("dcp-needs-fsdp2", "stop", "checkpoint", "megatron-lm", ARG,
          lambda c: c.get("checkpoint.ckpt_format") == "torch_dcp" and not c.on("dist.use_torch_fsdp2"),
          "--ckpt-format torch_dcp without --use-torch-fsdp2", "torch_dist"),

@@ -271,7 +271,7 @@ FAULTS = (
          and (c.given("checkpoint.save") or not c.fact("recipe")),
          "a signal handler without checkpoint.save exits without saving", "checkpoint.save=PATH"),
     rule("perf-env-plugin-gone", "stop", "resiliency", "bridge", f"{PLUGINS} (gone since 0.6)",
-         lambda c: c.fact("plugin.PerfEnvPlugin") is not None and c.fact("bridge_06") is not None,
+         lambda c: c.fact("plugin.PerfEnvPlugin") is not None and "bridge" in c.releases,
          "PerfEnvPlugin is gone from Bridge 0.6", "env_vars of the recipe, and export in the script", "bridge >=0.6"),
     rule("perf-env-plugin-old", "info", "resiliency", "bridge", f"{PLUGINS} (gone since 0.6)",
          lambda c: c.fact("plugin.PerfEnvPlugin") is not None, "PerfEnvPlugin exists up to Bridge 0.5 only",

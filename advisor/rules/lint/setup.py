@@ -12,9 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from advisor.rules.lint.releases import Release
+
 Framework = Literal["bridge", "megatron-lm", "mcore"]
 
 _LARGEST = 10**15
+_ETP_IS_ONE: Release = (0, 6)
 
 SHORT = {
     "tp": "model.tensor_model_parallel_size",
@@ -54,7 +57,8 @@ class Setup:
     `values` are stated in files, `base` are those of the recipe the files start from, `defaults` what the framework
     takes otherwise. `env` holds the environment a launch file sets (None = unset there); `env_known` says that the
     files include the launch script, so that a variable it does not name is taken as unset. `packages` maps te and
-    others to a version tuple (None = stated as missing). `facts` are what readers noticed beyond settings.
+    others to a version tuple (None = stated as missing). `releases` are those of Bridge and Megatron-Core that the job
+    is meant for, where that is stated. `facts` are what readers noticed beyond settings.
     """
 
     framework: Framework = "bridge"
@@ -64,6 +68,7 @@ class Setup:
     env: dict[str, Value] = field(default_factory=dict)
     env_known: bool = False
     packages: dict[str, tuple[int, ...] | None] = field(default_factory=dict)
+    releases: Mapping[str, Release] = field(default_factory=dict)
     facts: dict[str, Value] = field(default_factory=dict)
     gpus: int | None = None
     capability: tuple[int, int] | None = None
@@ -153,7 +158,8 @@ class Setup:
         """Expert-tensor-parallel size: TP where it is not set, but 1 in Bridge with expert parallelism (since 0.6)."""
         if self.number("etp") is not None:
             return self.size("etp")
-        return 1 if self.framework == "bridge" and self.ep > 1 and not self.given("etp") else self.tp
+        one = self.framework == "bridge" and self.ep > 1 and not self.given("etp")
+        return 1 if one and self.releases.get("bridge", _ETP_IS_ONE) >= _ETP_IS_ONE else self.tp
 
     @property
     def dp(self) -> int | None:
