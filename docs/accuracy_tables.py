@@ -15,7 +15,18 @@ from advisor.fit.ablation import ablations, noise_floor
 from advisor.fit.committed import LeaveOut
 from advisor.fit.refit import FITTED_GROUPS
 from advisor.fit.runs import published_runs
-from advisor.fit.validate import Row, kendall_tau, ordered_pairs, predict_rows, summary, sweeps, timed, weak_scaling
+from advisor.fit.validate import (
+    Growth,
+    Row,
+    kendall_tau,
+    ordered_pairs,
+    precision_gains,
+    predict_rows,
+    summary,
+    sweeps,
+    timed,
+    weak_scaling,
+)
 
 SHORT = (
     "bridge-dense",
@@ -27,6 +38,31 @@ SHORT = (
     "aleph",
     "vtrain-single",
 )
+GOALS = {
+    "bridge-dense": (4.0, 9.0),
+    "bridge-moe": (10.0, 24.0),
+    "dgxc-dense": (1.8, 6.0),
+    "moefold-t3": (6.0, 14.0),
+    "simumax-b200": (3.0, 7.0),
+    "seqsel-t5": (3.0, 7.0),
+    "aleph": (6.0, 15.0),
+    "vtrain-single": (10.0, 25.0),
+}
+"""Median and 90th percentile in % that are aimed at, beyond what tests demand."""
+LEFT = {
+    "bridge-dense": "NVFP4: the 405B model wants a higher rate of GB200 than the 70B one, and which layers stay in "
+    "higher precision is not printed",
+    "bridge-moe": "attention with sinks, Mamba scans and EP over InfiniBand, none of them timed in public",
+    "dgxc-dense": "FP8 of two models in opposite directions (405B gains more than predicted, 70B less), and releases "
+    "of the same layout (see the noise floor)",
+    "moefold-t3": "recompute, VPP and micro-batch, which the source does not print",
+    "simumax-b200": "TP 8 without any overlap",
+    "seqsel-t5": "kernels of 2022 on A100, which no other run of this stack shows",
+    "aleph": "kernels: flash attention 1 is slower than predicted, flash attention 2 with fused norms faster; one "
+    "set of factors stands for all of them",
+    "vtrain-single": "host time of layers of 0.1-1 ms",
+}
+"""What most of the error that is left is made of."""
 
 
 @cache
@@ -62,6 +98,8 @@ def page() -> Iterator[str]:
     rows = _rows("model")
     yield f"\n{sum(timed(row.run) for row in rows)} of {len(rows)} readable runs are scored.\n"
     yield from _groups(rows)
+    yield "## Against the goals\n"
+    yield from _goals(rows)
     yield "## Without a model, a GPU, a group; with all runs\n"
     yield from _compared()
     yield "## By GPU and precision\n"
@@ -95,6 +133,18 @@ def _groups(rows: Sequence[Row]) -> Iterator[str]:
             _one(one.memory_median_abs_error_pct), _one(one.oom_called_fits_pct), _one(one.fits_called_oom_pct),
         ))  # fmt: skip
     yield from _table(head, cells)
+
+
+def _goals(rows: Sequence[Row]) -> Iterator[str]:
+    found, cells = summary(rows), []
+    for name, goal in GOALS.items():
+        errors = (found[name].median_abs_error_pct, found[name].p90_abs_error_pct)
+        reached = [
+            "-" if error is None else "yes" if error <= most else "no" for error, most in zip(errors, goal, strict=True)
+        ]
+        shown = (" / ".join(map(_one, errors)), f"{goal[0]:g} / {goal[1]:g}", " / ".join(reached))
+        cells.append((name, *shown, LEFT[name]))
+    yield from _table(("median / 90th percentile %", "found", "goal", "reached", "most of what is left"), cells)
 
 
 def _split(row: Row) -> tuple[str, ...]:
@@ -132,16 +182,21 @@ def _order(rows: Sequence[Row]) -> Iterator[str]:
     cells = [(one.key, str(one.n), f"{one.kendall_tau:.2f}", _one(one.top3_regret_pct)) for one in sweeps(rows)]
     yield from _table(("sweep", "n", "Kendall tau", "best of our first three above the sweep's best %"), cells)
     right, pairs = ordered_pairs(rows, "moefold-t3")
-    series = weak_scaling(rows)
+    yield f"moefold-t3: order of {right} of {pairs} pairs inside one model is right."
+    series, gains = weak_scaling(rows), precision_gains(rows)
+    yield f"Weak scaling: growth of the step in {len(series)} series of dgxc {_off(series)}."
+    yield (
+        f"FP8 against BF16: gain in {len(gains)} pairs of dgxc runs of the same release, layout and number of GPUs "
+        f"{_off(gains)}.\n"
+    )
+
+
+def _off(series: Sequence[Growth]) -> str:
     measured, predicted = (
         np.array([getattr(one, name) for one in series]) for name in ("measured_pct", "predicted_pct")
     )
     off = float(np.median(np.abs(predicted - measured)))
-    yield f"moefold-t3: order of {right} of {pairs} pairs inside one model is right."
-    yield (
-        f"Weak scaling: growth of the step in {len(series)} series of dgxc is off by {off:.2f} points (median), "
-        f"Kendall tau {kendall_tau(predicted, measured):.2f}.\n"
-    )
+    return f"is off by {off:.2f} points (median), Kendall tau {kendall_tau(predicted, measured):.2f}"
 
 
 def _worst(rows: Sequence[Row]) -> Iterator[str]:

@@ -187,7 +187,7 @@ def _sweep(key: str, rows: Sequence[Row]) -> Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Weak scaling of one series: growth of the step in percent from the fewest to the most GPUs."""
+    """By how many percent one step is longer than another: the most GPUs of a series than the fewest, BF16 than FP8."""
 
     key: str
     measured_pct: float
@@ -200,20 +200,33 @@ def weak_scaling(rows: Sequence[Row]) -> list[Growth]:
     for row in rows:
         if row.run.scored and row.run.group == "dgxc":
             members[_series(row.run)].append(row)
-    return [_growth(key, of) for key, of in sorted(members.items()) if len({row.run.cluster.gpus for row in of}) > 1]
+    ends = {key: [pick(of, key=lambda row: row.run.cluster.gpus) for pick in (min, max)] for key, of in members.items()}
+    return [_growth(key, *of) for key, of in sorted(ends.items()) if of[0].run.cluster.gpus < of[1].run.cluster.gpus]
+
+
+def _recipe(run: Run) -> str:
+    one = run.layout
+    layout = f"tp{one.tp} pp{one.pp} vpp{one.vpp} cp{one.cp} mbs{one.mbs}"
+    return " ".join((run.model_name, f"{run.model.num_layers} layers", run.software, layout))
 
 
 def _series(run: Run) -> str:
-    one = run.layout
-    layout = f"tp{one.tp} pp{one.pp} vpp{one.vpp} cp{one.cp} mbs{one.mbs}"
-    names = (run.model_name, f"{run.model.num_layers} layers", run.software, run.workload.precision.name, layout)
-    return " ".join(names)
+    return f"{_recipe(run)} {run.workload.precision.name}"
 
 
-def _growth(key: str, rows: Sequence[Row]) -> Growth:
-    first, last = (pick(rows, key=lambda row: row.run.cluster.gpus) for pick in (min, max))
+def _growth(key: str, first: Row, last: Row) -> Growth:
     measured = (last.run.step_s or 0.0) / (first.run.step_s or 1.0)
     return Growth(key, 100 * (measured - 1), 100 * (last.predicted_s / first.predicted_s - 1))
+
+
+def precision_gains(rows: Sequence[Row]) -> list[Growth]:
+    """FP8 against BF16 in dgxc rows of the same model, release, layout, batch and number of GPUs, and only there."""
+    members: dict[str, dict[bool, Row]] = defaultdict(dict)
+    for row in rows:
+        if row.run.scored and row.run.group == "dgxc":
+            key = f"{_recipe(row.run)} {row.run.cluster.gpus} GPUs gbs{row.run.layout.gbs}"
+            members[key][row.run.workload.precision.quantised] = row
+    return [_growth(key, of[True], of[False]) for key, of in sorted(members.items()) if len(of) > 1]
 
 
 def ordered_pairs(rows: Sequence[Row], group: str) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from advisor.fit.validate import (
     groups_of,
     kendall_tau,
     ordered_pairs,
+    precision_gains,
     predict_rows,
     summary,
     sweeps,
@@ -28,13 +29,13 @@ from advisor.fit.validate import (
 
 PREDICTIONS = Path(__file__).parents[2] / "profiles" / "runs" / "predictions.csv"
 # Median and 90th percentile of the absolute step-time error in %, each row predicted without its model (its sweep, for
-# aleph): what the project promises.
+# aleph): what the project promises. Of simumax-b200 (4, 9) is asked without a single row; without its model is harder.
 MUST = {
     "bridge-dense": (5, 11),
     "bridge-moe": (13, 30),
     "dgxc-dense": (2.5, 8),
     "moefold-t3": (8, 18),
-    "simumax-b200": (8, 20),
+    "simumax-b200": (4, 9),
     "seqsel-t5": (4, 9),
     "aleph": (8, 20),
     "vtrain-single": (15, 35),
@@ -88,6 +89,27 @@ def test_order_feasibility_and_growth(unseen) -> None:
     assert len(series) == 28
     assert np.median(np.abs(predicted - measured)) <= 1.0
     assert kendall_tau(predicted, measured) >= 0.35
+
+
+def test_precisions_are_compared_where_everything_else_is_the_same(unseen) -> None:
+    """FP8 gains 29-61 % of the BF16 step in 53 pairs of dgxc runs."""
+    gains = precision_gains(unseen)
+    assert len(gains) == 53
+    measured, predicted = np.array([[one.measured_pct, one.predicted_pct] for one in gains]).T
+    assert measured.min() > 29
+    assert measured.max() < 62
+    assert np.median(np.abs(predicted - measured)) <= 8
+    assert kendall_tau(predicted, measured) >= 0.35
+    rows = [row for row in unseen if row.run.group == "dgxc" and row.run.scored]
+    other = [
+        dataclasses.replace(row, run=_larger(row.run)) if row.run.workload.precision.quantised else row for row in rows
+    ]
+    assert precision_gains(other) == []
+
+
+def _larger(run):
+    """The same run with a micro-batch that no other has."""
+    return dataclasses.replace(run, layout=dataclasses.replace(run.layout, mbs=64))
 
 
 def test_no_group_gets_worse_than_the_committed_predictions(unseen, committed) -> None:
