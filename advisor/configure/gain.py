@@ -8,6 +8,7 @@ from typing import Any
 
 from advisor.configure.experts import FLEX, backend_runs_on
 from advisor.configure.job import Job
+from advisor.cost.pairs import ratio_spread
 from advisor.cost.profile import load_profile
 from advisor.cost.step import step
 from advisor.rules import findings
@@ -21,8 +22,8 @@ class Gain:
     """Seconds of a step with and without one overlap; `saved_s` = without - with, `low_s` and `high_s` its interval.
 
     `now` says whether the job has it. `note` says why a side could not be computed (then the seconds are None) or what
-    the model leaves out. The interval is assumed: the relative error of the whole step, taken for the saved seconds. No
-    two public runs of one release differ in one of these knobs alone, so that no error of a gain can be derived.
+    the model leaves out. The interval is that of a change of one dial (`cost.pairs`), as `advisor improve` shows it; it
+    is assumed for these knobs, since no two public runs of one release differ in one of them alone.
     """
 
     name: str
@@ -121,8 +122,9 @@ def gains(job: Job) -> tuple[Gain, ...]:
             continue
         with_it, without = columns_step.detail(2 * i), columns_step.detail(2 * i + 1)
         saved = without.step_s - with_it.step_s
-        ends = sorted((saved * with_it.low_s / with_it.step_s, saved * with_it.high_s / with_it.step_s))
-        found.append(Gain(dial.name, now, with_it.step_s, without.step_s, saved, ends[0], ends[1]))
+        spread = ratio_spread(with_it, turned=1)
+        low, high = without.step_s - with_it.step_s * spread, without.step_s - with_it.step_s / spread
+        found.append(Gain(dial.name, now, with_it.step_s, without.step_s, saved, low, high))
     return tuple(found)
 
 

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from advisor import data
+from advisor.cost.pairs import pair_errors, ratio_spread
 from advisor.search.candidates import make_candidates
 from advisor.search.dials import KNOB_DIALS
 from advisor.search.explain import price
@@ -103,12 +104,6 @@ class Improvements:
     def sure(self) -> tuple[Improvement, ...]:
         """Changes that keep the mathematics and whose whole interval is a gain."""
         return tuple(one for one in self.kept if one.sure)
-
-
-@lru_cache(maxsize=1)
-def pair_errors() -> Mapping[str, Any]:
-    """profiles/pairs.yaml: widths of the error of a predicted ratio by dials turned, and the dials seen."""
-    return read_yaml_mapping(data.require("profiles", "pairs.yaml"))
 
 
 @lru_cache(maxsize=1)
@@ -303,8 +298,7 @@ def _kind(change: tuple[Turn, ...]) -> Literal["fitted", "assumed"]:
 def _interval(gain: float, candidate: Candidate, turned: int) -> tuple[float, float]:
     """Ends of a gain: the ratio of two predictions errs by so many half widths of the interval of one of them."""
     step = candidate.step
-    if step is None or step.low_s <= 0:
+    if step is None:
         return gain, gain
-    width = float(pair_errors()["turned"][turned]["width"])
-    spread = math.exp(width * math.log(step.high_s / step.low_s) / 2)
+    spread = ratio_spread(step, turned)
     return (1 + gain) / spread - 1, (1 + gain) * spread - 1

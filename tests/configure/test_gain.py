@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from advisor.configure.gain import Gain, gains
 from advisor.configure.job import Job
+from advisor.cost.pairs import pair_errors
 from advisor.spec.layout import Dispatcher, Knobs, Layout
 from advisor.spec.load.model import load_model
 from advisor.spec.load.system import load_system, make_cluster
@@ -32,6 +34,11 @@ def test_putting_off_weight_gradients_brings_a_little_beside_the_overlap_of_expe
     assert 0.0005 < delayed.saved_s / delayed.without_s < 0.02
     assert not delayed.now
     assert delayed.low_s < delayed.saved_s < delayed.high_s
+    width = pair_errors()["turned"][1]["width"]
+    assert overlap.low_s < overlap.saved_s < overlap.high_s
+    ends = [(overlap.without_s - end) / overlap.with_s for end in (overlap.low_s, overlap.high_s)]
+    assert ends[0] * ends[1] == pytest.approx(1.0), "a factor either way"
+    assert 0.02 < math.log(ends[0]) / width < 0.5, "half widths of one prediction's interval"
 
 
 def test_a_job_that_puts_them_off_already_says_so_and_has_the_same_gain() -> None:

@@ -7,8 +7,9 @@ import math
 
 import pytest
 
+from advisor.cost.pairs import pair_errors
 from advisor.search import improve
-from advisor.search.improve import improvements, pair_errors
+from advisor.search.improve import improvements
 from advisor.search.improve_measured import UNPREDICTED, Measured
 from advisor.search.improve_turns import MATHEMATICS, turns
 from advisor.search.single import Choice, judge, single_request

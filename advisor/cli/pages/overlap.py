@@ -37,7 +37,11 @@ def _blocks(answer: OverlapAnswer, explain: bool) -> Iterator[Block]:
     yield from _buffers(answer, explain)
     if answer.gains:
         yield _gains(answer, explain)
-        yield Line("80 % interval: the relative error of the whole step, taken for the difference (assumed)", "dim")
+        yield Line(
+            "80 % interval: how wrong predicted ratios were on pairs of measured runs that differ in one dial (assumed"
+            " for these: the pairs turn others)",
+            "dim",
+        )
     if explain:
         yield from _explained(answer)
     yield from findings_table(answer.findings)
