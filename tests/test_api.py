@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import advisor
 from advisor import api, data
 from advisor.errors import AdvisorError, InputError, UnknownNameError
+from advisor.search.rank import EQUAL_TIME
 from advisor.spec.load.system import load_system, system_names
 
 HEAVY = ("torch", "megatron", "pandas", "optuna", "scipy", "matplotlib")
@@ -125,6 +127,11 @@ def _record(candidate):
     return candidate_record(candidate)
 
 
+def in_order(steps):
+    """The fastest first; among times that differ by less than 1 % the roomier layout may stand before a faster one."""
+    return all(first <= EQUAL_TIME * second for first, second in itertools.combinations(steps, 2))
+
+
 def test_a_plan_for_minimax_on_64_gpus_keeps_the_mathematics(plan):
     assert plan.feasible > 0
     assert plan.searched == plan.feasible + sum(plan.rejected.values())
@@ -134,8 +141,7 @@ def test_a_plan_for_minimax_on_64_gpus_keeps_the_mathematics(plan):
         assert one.memory.peak_device_bytes <= one.memory.budget_bytes == pytest.approx(budget, rel=1e-3)
         assert one.knobs.grad_dtype == one.knobs.moment_dtype == "fp32"
         assert one.layout.gpus == 64
-    steps = [one.step.step_s for one in plan.candidates]
-    assert steps == sorted(steps)
+    assert in_order([one.step.step_s for one in plan.candidates])
     assert any(rule.startswith("memory-") for rule in plan.rejected)
     assert "grad-bf16" in {offer.allow for offer in plan.offers}
 
@@ -291,7 +297,7 @@ def test_values_are_frozen(plan):
 def test_frames_and_figures(plan):
     frame = plan.to_frame()
     assert list(frame["rank"]) == [1, 2, 3, 4, 5]
-    assert frame["step_s"].is_monotonic_increasing
+    assert in_order(list(frame["step_s"]))
     figure = plan.plot_memory(2)
     labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
     memory = plan.candidates[1].memory
