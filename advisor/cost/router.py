@@ -90,7 +90,11 @@ def _divisors(experts: int) -> list[int]:
 
 def stage_loads(router: Routed, held: Sequence[tuple[int, ...]], index: Array, columns: Columns) -> Loads:
     """Loads of the layers `held[i]` for entries whose `index` is i."""
-    tables = np.stack([load_table(router, layers) for layers in held])
+    return looked_up(np.stack([load_table(router, layers) for layers in held]), index, columns)
+
+
+def looked_up(tables: Array, index: Array, columns: Columns) -> Loads:
+    """Loads out of `tables[index]` at every entry's EP."""
     ep = np.minimum(columns.ep, tables.shape[-1] - 1)
     return Loads(*(tables[index, row, ep] for row in range(3)))
 
@@ -119,6 +123,19 @@ def held_layers(pattern: Sequence[int], kinds: int, first: int = 0) -> tuple[tup
 
 
 def load_weights(router: Routed, layers: tuple[int, ...], count: float, alive: float) -> tuple[float, ...]:
-    """What time and memory of a stage grow with, at every EP, for `count` layers of a kind with `alive` activations."""
+    """What memory of a stage grows with, at every EP, for `count` layers of a kind with `alive` activations."""
     table = load_table(router, layers)[:, _divisors(_width(router.stats) - 1)]
-    return tuple(np.concatenate([count * table[0], alive * table[1], min(count, 1) * table[2]]))
+    return tuple(np.concatenate([alive * table[1], min(count, 1) * table[2]]))
+
+
+@lru_cache(maxsize=4096)
+def slowest_table(router: Routed, ranks: tuple[tuple[tuple[int, ...], ...], ...]) -> Array:
+    """Tables (see `load_table`) by kind of whichever of `ranks` is the slowest at an EP; shape (kinds, 3, most + 1).
+
+    `ranks` are positions of expert layers by kind, as many of each kind in every rank, so that the rank with the
+    highest mean load is the slowest.
+    """
+    tables = np.stack([[load_table(router, layers) for layers in held] for held in ranks])
+    counts = np.array([len(layers) for layers in ranks[0]], dtype=np.float64)
+    slowest = np.einsum("k,rke->re", counts, tables[:, :, 0]).argmax(axis=0)
+    return np.moveaxis(tables[slowest, :, :, np.arange(tables.shape[-1])], 0, -1)

@@ -8,12 +8,12 @@ in all of these can be the peak. There are a handful of them; the rest is never 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
-from advisor.cost.router import Loads, Routed, held_layers, load_weights, stage_loads
+from advisor.cost.router import Loads, Routed, held_layers, load_weights, looked_up, slowest_table, stage_loads
 from advisor.spec.layout import Array, Columns
 from advisor.spec.model import ExpertMlp, Model
 from advisor.spec.split import PipelineSplit
@@ -87,7 +87,7 @@ def _ranks(pattern: tuple[int, ...], kinds: int, split: PipelineSplit, depth: in
 
 
 def _weights(rank: _Rank, split: PipelineSplit, router: Routed | None, expert_kinds: set[int]) -> tuple[float, ...]:
-    """Everything that memory and time of a rank grow with, for many microbatches."""
+    """Everything that memory and time of a rank grow with, for many microbatches; of the loads, memory alone."""
     extra = 2 * (split.pp - rank.rank - 1) + 1
     group = split.group or split.pp
     if split.vpp == 1:
@@ -132,10 +132,10 @@ def representative_stages(
     """The representative stages of every row, as many as the row with most of them has (others repeat their first).
 
     `depth` is the number of multi-token prediction modules trained; with `router` statistics hotter experts make a rank
-    larger. In-flight counts follow Megatron's schedules: 1F1B keeps min(pp - r, m) microbatches on rank r; interleaving
-    keeps (vpp - 1) * pp + 2 (pp - r - 1) + 1 chunks (ML:megatron/core/pipeline_parallel/schedules.py@d98e8a64, lines
-    929-986). Expert-parallel overlap schedules one more chunk, but runs it layer by layer against a backward pass that
-    frees as it goes: one layer more is alive.
+    larger (slower: `paced_stages`). In-flight counts follow Megatron's schedules: 1F1B keeps min(pp - r, m)
+    microbatches on rank r; interleaving keeps (vpp - 1) * pp + 2 (pp - r - 1) + 1 chunks
+    (ML:megatron/core/pipeline_parallel/schedules.py@d98e8a64, lines 929-986). Expert-parallel overlap schedules one
+    more chunk, but runs it layer by layer against a backward pass that frees as it goes: one layer more is alive.
     """
     per_split = [_representatives(model.pattern, len(model.kinds), split, depth, router) for split in columns.splits]
     slots = max(len(ranks) for ranks in per_split)
@@ -144,6 +144,43 @@ def representative_stages(
         ranks = [found[slot] if slot < len(found) else found[0] for found in per_split]
         stages.append(_stage(ranks, model, columns, router))
     return tuple(stages)
+
+
+def paced_stages(model: Model, columns: Columns, depth: int, router: Routed | None = None) -> tuple[Stage, ...]:
+    """The stages of every row that can be the slowest.
+
+    With statistics one stands for all ranks that hold as many layers of each kind, loaded as the hottest of them at the
+    entry's EP; its rank and its counts in flight, which no time depends on, are those of the first.
+    """
+    if router is None:
+        return representative_stages(model, columns, depth)
+    per_split = [_alike(model.pattern, len(model.kinds), split, depth) for split in columns.splits]
+    experts = [isinstance(kind.mlp, ExpertMlp) for kind in model.kinds]
+    stages = []
+    for slot in range(max(len(groups) for groups in per_split)):
+        groups = [found[slot] if slot < len(found) else found[0] for found in per_split]
+        tables = np.stack([slowest_table(router, _expert_layers(group, experts)) for group in groups])
+        loads = [
+            looked_up(tables[:, kind], columns.split, columns) if has else None for kind, has in enumerate(experts)
+        ]
+        plain = _stage([group[0] for group in groups], model, columns, None)
+        stages.append(replace(plain, loads=tuple(loads)))
+    return tuple(stages)
+
+
+@lru_cache(maxsize=4096)
+def _alike(pattern: tuple[int, ...], kinds: int, split: PipelineSplit, depth: int) -> tuple[tuple[_Rank, ...], ...]:
+    """Ranks of a split in groups that differ in nothing but which layers they hold."""
+    groups: dict[tuple[object, ...], list[_Rank]] = {}
+    for rank in _ranks(pattern, kinds, split, depth):
+        alike = (rank.layers, rank.embedding, rank.loss, rank.modules, rank.final_norm)
+        groups.setdefault(alike, []).append(rank)
+    return tuple(tuple(group) for group in groups.values())
+
+
+def _expert_layers(group: Sequence[_Rank], experts: Sequence[bool]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Positions of the layers of every rank by kind, () for kinds without experts."""
+    return tuple(tuple(held if has else () for held, has in zip(one.held, experts, strict=True)) for one in group)
 
 
 def stage_of_rank(model: Model, columns: Columns, depth: int, rank: int, router: Routed | None = None) -> Stage:

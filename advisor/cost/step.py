@@ -32,7 +32,7 @@ from advisor.cost.profile import Profile
 from advisor.cost.recompute import recompute_s, whole_layers
 from advisor.cost.router import Loads, module_loads, routed, whole_loads
 from advisor.cost.setting import Setting
-from advisor.cost.stages import Stage, representative_stages
+from advisor.cost.stages import Stage, paced_stages
 from advisor.spec.hardware import Cluster
 from advisor.spec.layout import Array, Columns
 from advisor.spec.model import Layer, Model
@@ -161,7 +161,7 @@ def _parts(job: Setting) -> _Parts:
     head = _head(job)
     inside = _loaded(job, plain, () if router is None else module_loads(router, job.model, job.columns))
     module = _module(job, inside, head) if depth else {}
-    stages = representative_stages(job.model, job.columns, depth, router)
+    stages = paced_stages(job.model, job.columns, depth, router)
     everything = sum((count * total(kind) for count, kind in zip(job.model.count, kinds, strict=True)), start=ZERO)
     everything = everything + total(head) + depth * total(module)
     messages, behind = p2p_exposed(job.columns, job.profile.value("pp_exposed_overlap"))

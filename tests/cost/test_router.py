@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from advisor.cost.memory import memory
 from advisor.cost.profile import load_profile
 from advisor.cost.router import Routed, load_table
-from advisor.cost.stages import representative_stages
+from advisor.cost.stages import paced_stages, representative_stages, stage_of_rank
 from advisor.cost.step import step
 from advisor.spec.layout import CudaGraph, Dispatcher, Knobs, grid, layout_columns, table
 from advisor.spec.load.model import load_model
@@ -23,7 +23,7 @@ from advisor.spec.workload import Workload
 from tests.cost.layouts import layout_of
 
 GPUS = 64
-QWEN, DEEPSEEK = load_model("qwen3-30b-a3b"), load_model("deepseek-v3")
+QWEN, DEEPSEEK, NEXT = (load_model(name) for name in ("qwen3-30b-a3b", "deepseek-v3", "qwen3-next-80b-a3b"))
 CLUSTER, PROFILE = make_cluster(load_system("dgx-h100"), GPUS), load_profile("h100")
 MIXED = [
     layout_of(QWEN, GPUS, ep=8, gbs=256),
@@ -127,6 +127,23 @@ def test_a_hot_stage_in_the_middle_is_looked_at():
     for hot in (1, 2):
         ranks = [int(stage.rank[0]) for stage in representative_stages(QWEN, columns, 0, Routed(hot_stage(hot), None))]
         assert ranks == [0, hot, 3]
+
+
+@pytest.mark.parametrize(("model", "pp", "vpp"), [(QWEN, 4, 1), (QWEN, 8, 3), (DEEPSEEK, 8, 1), (NEXT, 4, 1)])
+def test_one_stage_for_all_that_hold_as_much_is_as_slow_as_the_slowest_of_them(monkeypatch, model, pp, vpp):
+    experts = next(kind.mlp.experts for kind in model.kinds if isinstance(kind.mlp, ExpertMlp))
+    counts = np.random.default_rng(7).gamma(2.0, size=(len(model.pattern), experts))
+    workload = Workload(router=stats_of(model, lambda layer: counts[layer]))
+    layouts = [layout_of(model, GPUS, ep=ep, pp=pp, vpp=vpp, gbs=256) for ep in (1, 2, 4, 8)]
+    columns = table(layouts, [Knobs(dispatcher=Dispatcher.alltoall)] * len(layouts))
+    few = step(model, CLUSTER, workload, columns, PROFILE).step_s
+    assert len(paced_stages(model, columns, 0, Routed(workload.router, None))) < pp
+
+    def every_rank(model, columns, depth, router):
+        return tuple(stage_of_rank(model, columns, depth, rank, router) for rank in range(pp))
+
+    monkeypatch.setattr("advisor.cost.step.paced_stages", every_rank)
+    assert few == pytest.approx(step(model, CLUSTER, workload, columns, PROFILE).step_s, rel=1e-12)
 
 
 def test_the_slowest_stage_sets_the_time_and_only_the_rest_of_the_pipeline_is_shared():
