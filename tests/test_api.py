@@ -143,7 +143,7 @@ def test_a_plan_for_minimax_on_64_gpus_keeps_the_mathematics(plan):
         assert one.layout.gpus == 64
     assert in_order([one.step.step_s for one in plan.candidates])
     assert any(rule.startswith("memory-") for rule in plan.rejected)
-    assert "grad-bf16" in {offer.allow for offer in plan.offers}
+    assert "moment-bf16" in {offer.allow for offer in plan.offers}
 
 
 def test_offers_can_be_taken(vendor_plan):

@@ -22,6 +22,7 @@ from advisor.cli.pages.parts import (
 )
 from advisor.cli.pages.routing import routing_blocks
 from advisor.report.answers import Plan
+from advisor.search.dials import ALLOWANCES
 from advisor.units import gib
 
 MEMORY = "memory-"
@@ -85,9 +86,21 @@ def _baseline_alone(plan: Plan) -> Iterator[Block]:
 
 
 def _offers(plan: Plan) -> Iterator[Block]:
-    """Knobs that change the mathematics, with what they would bring."""
-    if not plan.offers:
-        return
+    """Knobs that change the mathematics, with what they would bring; the others by name."""
+    if plan.offers:
+        yield _offered(plan)
+    named = {one.allow for one in plan.offers} | plan.request.allow
+    if (
+        plan.best is not None
+        and plan.best.step is not None
+        and (rest := [one for one in ALLOWANCES if one not in named])
+    ):
+        yield Line(
+            f"these change the mathematics too, and bring nothing here or are taken already: {', '.join(rest)}", "dim"
+        )
+
+
+def _offered(plan: Plan) -> Table:
     rows = tuple(
         (
             one.allow,
@@ -105,7 +118,7 @@ def _offers(plan: Plan) -> Iterator[Block]:
         Column("frees GiB"),
         Column("best layout with it", "text"),
     )
-    yield Table("these change the mathematics and are not taken unless allowed", columns, rows)
+    return Table("these change the mathematics and are not taken unless allowed", columns, rows)
 
 
 def _hints(plan: Plan) -> tuple[str, ...]:
