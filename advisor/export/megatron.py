@@ -198,7 +198,7 @@ def _overlap(subject: Subject) -> Iterator[Words]:
     bucket = subject.overlap.field("ddp.bucket_size").effective
     if bucket is not None and knobs.overlap_grad_reduce and knobs.fsdp is Fsdp.none:
         yield "--ddp-bucket-size", str(bucket)
-    if not knobs.overlap_p2p and layout.pp > 1 and layout.vpp > 1:
+    if layout.pp > 1 and not (knobs.overlap_p2p and layout.vpp > 1):
         yield ("--no-overlap-p2p-communication",)
     if knobs.tp_overlap:
         yield ("--tp-comm-overlap",)

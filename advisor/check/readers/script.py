@@ -72,10 +72,18 @@ def _settings(command: Sequence[str]) -> bool:
 
 
 def _listed(values: Sequence[str]) -> list[str]:
-    """Words of a variable that lists flags: in one string, or as an array with a word or a flag and its value each."""
-    if not any(value.startswith("--") for value in values):
+    """Words of a variable that lists flags or overrides: in one string, or as an array.
+
+    The elements of an array are words, or a flag and its value each.
+    """
+    if not any(value.startswith("--") or _is_override(value) for value in values):
         return []
     return [word for value in values for word in (value.split() if value.startswith("--") else [value])]
+
+
+def _is_override(word: str) -> bool:
+    found = _OVERRIDE.match(word)
+    return found is not None and found[3] is not None and found[2].split(".")[0] in SECTIONS
 
 
 def _environment(reading: Reading, script: Script, lines: Lines) -> None:

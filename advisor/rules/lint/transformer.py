@@ -34,7 +34,7 @@ def selective(c: Setup) -> bool:
 def graph(c: Setup) -> str:
     """CUDA graph implementation, "none" where there is none or it is unknown; old scopes of a whole iteration count."""
     found = c.get("cuda_graph_impl")
-    old = {*c.items("cuda_graph_scope"), *c.items("cuda_graph_modules")}
+    old = {*c.items("cuda_graph_scope"), *c.items("cuda_graph_modules"), *c.items("cuda_graph_scope_deprecated")}
     if "full_iteration" in old and found not in (None, "none"):
         return "full_iteration"
     if c.on("enable_cuda_graph"):
