@@ -16,8 +16,8 @@ from advisor.search.sources import Setting
 from advisor.search.values import choice, headroom_bytes, pairs, real, switch, whole, words
 from advisor.spec.hardware import Cluster
 from advisor.spec.load.model import load_model
-from advisor.spec.load.system import load_system, make_cluster, system_names
 from advisor.spec.load.router import read_router_stats
+from advisor.spec.load.system import load_system, make_cluster, system_names
 from advisor.spec.model import Model
 from advisor.spec.precision import ALIASES, PRECISIONS, Precision
 from advisor.spec.workload import Workload

@@ -220,7 +220,6 @@ class Columns:
         }
         return dataclasses.replace(self, **moved)
 
-
     def fold(self, fold: Fold) -> Columns:
         """The table with some cells laid out as rows."""
         moved: dict[str, Any] = {name: fold(getattr(self, name)) for name in COLUMN_NAMES}
