@@ -27,7 +27,7 @@ def with_advice(found: Diagnosis, path: str) -> Diagnosis:
     if found.cause_id in OF_MEMORY:
         advice = tuple(_memory_advice(request, candidate))
     elif found.cause_id == "host_oom":
-        advice = (f"the plan keeps {figure(candidate['memory']['host_gib'])} GiB of host memory for every GPU",)
+        advice = (f"the plan keeps {figure(candidate['memory']['host_gib'])} GiB of host memory on every node",)
     else:
         advice = ()
     return dataclasses.replace(found, advice=advice)

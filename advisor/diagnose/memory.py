@@ -82,9 +82,22 @@ def read_message(text: str) -> OutOfMemory:
     allocated, unused, reserved = _first(_ALLOCATED, text), _first(_UNUSED, text), _first(_RESERVED, text)
     if unused is None and reserved is not None and allocated is not None:
         unused = max(reserved - allocated, 0.0)
-    others = sum(_bytes(found) for found in _OTHERS.finditer(text))
-    free = _first(_FREE, text) or 0.0
-    return OutOfMemory(_first((_TRIED,), text), _first(_CAPACITY, text), allocated, unused, free, others)
+    free, capacity = _first(_FREE, text) or 0.0, _first(_CAPACITY, text)
+    others = _others(text, (allocated or 0.0) + (unused or 0.0), capacity)
+    return OutOfMemory(_first((_TRIED,), text), capacity, allocated, unused, free, others)
+
+
+def _others(text: str, own_bytes: float, capacity_bytes: float | None) -> float:
+    """Memory of other processes.
+
+    In a container the allocator does not know its own process among those of the GPU: where all of them and what it
+    holds itself would not fit, the smallest that can hold it is its own.
+    """
+    sizes = [_bytes(found) for found in _OTHERS.finditer(text)]
+    if capacity_bytes is not None and sum(sizes) + own_bytes > capacity_bytes:
+        own = min((size for size in sizes if size >= own_bytes), default=None)
+        return sum(sizes) - (own or 0.0)
+    return sum(sizes)
 
 
 def _first(forms: tuple[re.Pattern[str], ...], text: str) -> float | None:

@@ -54,6 +54,14 @@ def test_memory_of_other_processes_is_said():
     assert "55 GiB held by other processes" in read_message(text).said()
 
 
+def test_in_a_container_the_own_process_has_a_number_like_others():
+    alone = NEW.format(t=6, f=1.2, a=74.1, u=1.2) + " Process 4242 has 77.90 GiB memory in use."
+    assert "other processes" not in read_message(alone).said()
+    shared = NEW.format(t=6, f=1.2, a=40, u=1) + " Process 7 has 34.00 GiB memory in use."
+    shared += " Process 8 has 43.90 GiB memory in use."
+    assert "34 GiB held by other processes" in read_message(shared).said()
+
+
 @given(st.text(max_size=200))
 def test_never_fails(text):
     read_message("Tried to allocate " + text).kind()
