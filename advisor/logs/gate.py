@@ -85,9 +85,9 @@ class Gate:
         found = []
         for offset in range(0, 8, _GRAM_STRIDE):
             words = np.frombuffer(padded, np.dtype("<u8"), count, offset)
-            at = np.flatnonzero(self._table[_hash(words)])
+            at = np.flatnonzero(self._table.take(_hash(words).view(np.int64)))
             grams = words[at] & _MASK
-            exact = self._grams[np.searchsorted(self._grams, grams) % len(self._grams)] == grams
+            exact = self._grams.take(np.searchsorted(self._grams, grams), mode="clip") == grams
             found.append(at[exact] * 8 + offset)
         return np.concatenate(found)
 
