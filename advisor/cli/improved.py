@@ -20,16 +20,24 @@ from advisor.search.improve_measured import Measured
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change with the edits that make it, numbered as the page numbers it."""
+    """A change with the edits that make it, numbered as the page numbers it.
+
+    `stopped` says by what `advisor check` stops the job once they are made; it is among the risks too.
+    """
 
     number: int
     priced: Improvement
     edits: tuple[Edit, ...]
+    stopped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Improved:
-    """Everything that the page shows; `kept` and `changed` are numbered on, `pair` comes last."""
+    """Everything that the page shows; `kept` and `changed` are numbered on, `pair` comes last.
+
+    `given` is what the command said beside settings of the job, as words: numbers of changes depend on it. None where a
+    log came through stdin, which nobody can give again.
+    """
 
     subject: Subject
     found: Improvements
@@ -37,6 +45,7 @@ class Improved:
     kept: tuple[Change, ...]
     changed: tuple[Change, ...]
     pair: Change | None
+    given: tuple[str, ...] | None = ()
 
     @property
     def negative(self) -> bool:
@@ -60,7 +69,8 @@ def improved(path: str, options: Mapping[str, Any], logs: Sequence[str], target:
     kept = _numbered(subject, found.kept, 1)
     changed = _numbered(subject, found.changed, 1 + len(kept))
     pair = None if found.pair is None else _numbered(subject, (found.pair,), 1 + len(kept) + len(changed))
-    return Improved(subject, found, observed, kept, changed, pair[0] if pair else None)
+    given = (*(word for log in logs for word in ("--log", log)), *(() if target is None else ("--target", target)))
+    return Improved(subject, found, observed, kept, changed, pair[0] if pair else None, None if "-" in logs else given)
 
 
 def _measured(observed: Observed | None) -> Measured:
@@ -76,9 +86,12 @@ def _measured(observed: Observed | None) -> Measured:
 
 def _numbered(subject: Subject, found: Sequence[Improvement], first: int) -> tuple[Change, ...]:
     """Changes with their edits; those that the form of the file has no words for are left out."""
-    made = [(one, edits(subject, one.request, one.choice)) for one in found]
-    said = [(replace(one, risks=(*one.risks, *refused(subject, written))), written) for one, written in made if written]
-    return tuple(Change(number, one, written) for number, (one, written) in enumerate(said, first))
+    made = [Change(0, one, edits(subject, one.request, one.choice)) for one in found]
+    said = [replace(one, stopped=tuple(refused(subject, one.edits))) for one in made if one.edits]
+    return tuple(
+        replace(one, number=number, priced=replace(one.priced, risks=(*one.priced.risks, *one.stopped)))
+        for number, one in enumerate(said, first)
+    )
 
 
 def write_taken(answer: Improved, number: int, path: str) -> Change:

@@ -30,8 +30,17 @@ class Measured:
         if self.step_s is not None and step is not None and now.step is not None:
             step = shifted(step, self.step_s / now.step.step_s, LEFT)
         if self.peak_allocated_bytes is not None:
-            memory = _moved(memory, self.peak_allocated_bytes - now.memory.peak_allocated_bytes)
+            memory = _moved(memory, _more(self.peak_allocated_bytes, now.memory, memory))
         return replace(one, step=step, memory=memory)
+
+
+def _more(measured_bytes: float, now: MemoryEstimate, memory: MemoryEstimate) -> float:
+    """Bytes by which `memory` is corrected: as many as were measured above `now`, or the smaller share of them below.
+
+    What is predicted too high is so in proportion: a change that needs a tenth cannot give back more than it needs.
+    """
+    more = measured_bytes - now.peak_allocated_bytes
+    return more if more >= 0 else max(more, memory.peak_allocated_bytes * more / now.peak_allocated_bytes)
 
 
 def _moved(memory: MemoryEstimate, more_bytes: float) -> MemoryEstimate:

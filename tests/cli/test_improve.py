@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -133,6 +134,44 @@ def test_a_measured_run_anchors_what_is_predicted(cli, script):
     assert [one["step_s"] for one in seen["kept"]] == pytest.approx([factor * one["step_s"] for one in plain["kept"]])
     (lost,) = [one for one in seen["fields"] if one["outcome"] == "silent"]
     assert "llama.log:2" in lost["source"]
+
+
+def test_a_peak_below_the_predicted_one_is_a_record_too(cli, script):
+    text = Path("llama.log").read_text()
+    found = re.search(r"max allocated: ([\d.]+)", text)
+    Path("low.log").write_text(text.replace(found[0], f"max allocated: {float(found[1]) / 8}"))
+    seen = answer_of(cli("improve", script, "--system", "dgx-h100", "--log", "low.log", "--format", "json"))
+    assert seen["now"]["memory"]["terms_gib"]["measured_less_predicted"]["value"] < 0
+    validator().validate(seen)
+    assert all(one["peak_device_gib"] > 0 for one in seen["kept"])
+
+
+def test_the_next_command_asks_the_same_question(cli, script):
+    """Numbers of changes depend on the log: the command that writes one has to give it again."""
+    ran = cli("improve", script, "--system", "dgx-h100", "--log", "llama.log", "--target", "megatron-lm")
+    (hint,) = [line for line in ran.err.splitlines() if line.startswith("next: advisor improve")]
+    words = shlex.split(hint)[2:]
+    taken = cli(*words[: words.index("--take")], "--format", "json")
+    number = int(words[words.index("--take") + 1])
+    record = answer_of(taken)
+    same = answer_of(
+        cli(
+            "improve",
+            script,
+            "--system",
+            "dgx-h100",
+            "--log",
+            "llama.log",
+            "--target",
+            "megatron-lm",
+            "--format",
+            "json",
+        )
+    )
+    assert record == same
+    (change,) = [one for one in record["kept"] if one["number"] == number]
+    assert change["gain"] > 0
+    assert not [text for text in change["risks"] if text.startswith("stopped by")]
 
 
 def test_what_a_log_shows_to_be_off_is_off(cli, script):

@@ -171,6 +171,24 @@ def test_a_measured_run_scales_seconds_and_moves_bytes_but_no_ratio(found):
         assert one.candidate.memory.peak_device_bytes == pytest.approx(other.candidate.memory.peak_device_bytes + 3e9)
 
 
+def test_what_is_predicted_too_high_is_so_in_proportion(found):
+    request, choice, plain = found["dense"]
+    predicted = plain.now.memory.peak_allocated_bytes
+    measured = Measured(peak_allocated_bytes=predicted / 4)
+    answer = improvements(request, choice, as_asked, measured)
+    assert answer.now.memory.peak_allocated_bytes == pytest.approx(predicted / 4)
+    before = {(one.names, one.after): one.candidate.memory for one in plain.kept}
+    smaller = 0
+    for one in answer.kept:
+        memory, other = one.candidate.memory, before[one.names, one.after]
+        given = other.peak_allocated_bytes - memory.peak_allocated_bytes
+        assert given == pytest.approx(min(0.75 * predicted, 0.75 * other.peak_allocated_bytes))
+        assert memory.peak_allocated_bytes > 0
+        assert memory.terms[UNPREDICTED].value == pytest.approx(-given)
+        smaller += other.peak_allocated_bytes < 0.75 * predicted
+    assert smaller
+
+
 def test_every_dial_of_the_model_is_turned():
     request, choice = single_request(
         "deepseek-v3", 256, None, {"system": "gb200-nvl72", "pp": 4, "vpp": 2, "ep": 64, "tp": 2, "cp": 2},

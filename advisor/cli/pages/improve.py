@@ -262,13 +262,12 @@ def _ends(answer: Improved) -> Iterator[Block]:
 
 
 def _hints(answer: Improved) -> tuple[str, ...]:
-    best = next((one for one in answer.kept if one.priced.verdict == "fits" and (one.priced.gain or 0.0) > 0), None)
-    if best is None:
-        return ()
+    better = [one for one in answer.kept if one.priced.verdict == "fits" and (one.priced.gain or 0.0) > 0]
+    best = next((one for one in better if not one.stopped), None)
     reading = answer.subject.reading
-    if reading.kind == "plan":
+    if best is None or reading.kind == "plan" or answer.given is None:
         return ()
-    words = ["advisor", "improve", reading.file]
+    words = ["advisor", "improve", reading.file, *answer.given]
     for name, setting in answer.subject.request.settings.items():
         if setting.origin == FLAG:
             flag = f"--{name.replace('_', '-')}"
