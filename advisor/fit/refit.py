@@ -26,7 +26,7 @@ from advisor.fit.dials import STACK_DIALS
 from advisor.fit.intervals import interval_class, quantiles
 from advisor.fit.pairs import widths
 from advisor.fit.runs import Run, published_runs
-from advisor.fit.validate import Row, predict_rows, timed
+from advisor.fit.validate import Row, predict_rows, summary, timed
 from advisor.fit.write import write_fit
 
 FITTED_GROUPS = ("bridge", "dgxc", "dgxc-log", "moefold-t3", "seqsel-t5", "simumax-b200")
@@ -59,11 +59,27 @@ def refit(folder: Path, runs: Sequence[Run]) -> None:
     }
     files.write_text(folder / committed.FACTORS, _compact(record))
     forget()
+    files.write_text(folder / committed.FACTORS, _compact({**record, "seen": seen(chosen)}))
+    forget()
     rows = predict_rows(runs, "model")
     write_intervals(rows, folder / interval.QUANTILES)
     forget()
     write_predictions(predict_rows(runs, "model"), folder / "runs" / "predictions.csv")
     write_pairs(predict_rows(runs, with_memory=False), folder / "pairs.yaml")
+
+
+def seen(runs: Sequence[Run]) -> dict[str, Any]:
+    """The runs of a fit by group, and [median, 90th percentile] of the error in % without their model and their GPU."""
+    kinds: tuple[committed.LeaveOut, ...] = ("model", "gpu")
+    found = {kind: summary(predict_rows(runs, kind, with_memory=False)) for kind in kinds}
+    errors = {
+        kind: {
+            group: [round(one.median_abs_error_pct or 0.0, 2), round(one.p90_abs_error_pct or 0.0, 2)]
+            for group, one in of.items()
+        }
+        for kind, of in found.items()
+    }
+    return {"runs": {group: one.n for group, one in found["model"].items()}, "left_out_error_pct": errors}
 
 
 def _own(name: str, runs: Sequence[Run]) -> LeftOut:
