@@ -96,18 +96,29 @@ def _anchors(anchor: str | Sequence[str]) -> list[Anchor]:
 
 
 def _anchored_plan(answer: Plan, anchor: str | Sequence[str]) -> Plan:
-    from advisor.fit.anchor import anchored, anchored_ranking
+    from advisor.fit.anchor import anchor_finding, anchored, anchored_ranking
 
     anchors = _anchors(anchor)
     request = answer.request
+    ranked = anchored_ranking(request, answer.candidates, anchors)
+    for best in ranked[:1]:
+        ranked[0] = replace(best, findings=(*best.findings, anchor_finding(request, best, anchors)))
     baseline = None if answer.baseline is None else anchored(request, answer.baseline, anchors)
     return replace(
         answer,
-        candidates=tuple(anchored_ranking(request, answer.candidates, anchors)),
+        candidates=tuple(ranked),
         baseline=baseline,
         pareto=tuple(anchored(request, one, anchors) for one in answer.pareto),
         families=tuple(anchored(request, one, anchors) for one in answer.families),
     )
+
+
+def _anchored_estimate(answer: Estimate, candidate: Candidate, anchors: Sequence[Anchor]) -> Estimate:
+    from advisor.fit.anchor import anchor_finding, anchored
+
+    findings = (*answer.findings, anchor_finding(answer.request, candidate, anchors))
+    found = replace(anchored(answer.request, candidate, anchors), findings=findings)
+    return replace(answer, candidate=found, findings=findings)
 
 
 def scale(
@@ -153,9 +164,7 @@ def estimate(
     request, choice = single_request(model, gpus, megatron_args, options)
     answer = Estimate(request, *judge(request, choice))
     if anchor is not None and answer.candidate is not None:
-        from advisor.fit.anchor import anchored
-
-        answer = replace(answer, candidate=anchored(request, answer.candidate, _anchors(anchor)))
+        answer = _anchored_estimate(answer, answer.candidate, _anchors(anchor))
     answer = _routed_estimate(answer)
     return replace(answer, measured=_measured(request, answer.candidate, reached))
 

@@ -18,7 +18,7 @@ from advisor.search.request import Request
 from advisor.spec.hardware import Cluster
 from advisor.spec.layout import Knobs, Layout
 from advisor.spec.model import Model
-from advisor.spec.plan import Candidate
+from advisor.spec.plan import Candidate, Finding
 from advisor.spec.workload import Workload
 
 DOUBT = 0.2
@@ -130,10 +130,30 @@ class _Chosen:
     knobs: Knobs
 
 
+def _chosen(request: Request, candidate: Candidate) -> _Chosen:
+    return _Chosen(request.model, request.cluster, request.workload, candidate.layout, candidate.knobs)
+
+
+def anchor_finding(request: Request, candidate: Candidate, anchors: Sequence[Anchor]) -> Finding:
+    """What anchors did to a candidate: how many count, which is the most alike, and by what they change the step."""
+    chosen = _chosen(request, candidate)
+    weights = [likeness(chosen, anchor.run) for anchor in anchors]
+    about = f"{request.model.name} on {request.cluster.gpu.name} in {request.workload.precision.name}"
+    found = correction(chosen, anchors)
+    if found is None:
+        message = f"none of the {len(anchors)} measured runs is of {about}: no prediction is corrected"
+        return Finding("anchor-of-something-else", "slow", message, f"anchor with a run of {about}")
+    best = int(np.argmax(weights))
+    message = (
+        f"{sum(weight > 0 for weight in weights)} of {len(anchors)} measured runs are of {about}; the most alike, "
+        f"{anchors[best].run.id}, has weight {weights[best]:.2f} (1 = the same recipe): step {found[0] - 1:+.1%}"
+    )
+    return Finding("anchored", "info", message)
+
+
 def anchored(request: Request, candidate: Candidate, anchors: Sequence[Anchor]) -> Candidate:
     """The candidate with its step corrected, as it is where no anchor has its model, GPU and precision."""
-    chosen = _Chosen(request.model, request.cluster, request.workload, candidate.layout, candidate.knobs)
-    found = correction(chosen, anchors)
+    found = correction(_chosen(request, candidate), anchors)
     if found is None or candidate.step is None:
         return candidate
     return replace(candidate, step=shifted(candidate.step, *found))
