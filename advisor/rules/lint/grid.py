@@ -111,6 +111,16 @@ def _modes(c: Setup) -> int:
     return sum(c.number(f"train.{key}") is not None for key in ("train_iters", "train_samples", "num_epochs"))
 
 
+def _no_length(c: Setup) -> bool:
+    keys = [f"train.{key}" for key in ("train_iters", "train_samples", "num_epochs")]
+    return c.given(*keys) and _modes(c) == 0 and all(c.get(key) is None for key in keys)
+
+
+def _no_decay(c: Setup) -> bool:
+    lengths = [c.number(f"scheduler.{key}") for key in ("lr_decay_iters", "lr_decay_samples")]
+    return any(length is not None and length <= 0 for length in lengths)
+
+
 def _iterations_and_samples(c: Setup) -> bool:
     by_iters, by_samples = c.number("train.train_iters"), c.number("train.train_samples")
     samples = c.number("scheduler.lr_decay_samples") or c.number("scheduler.lr_warmup_samples")
@@ -190,6 +200,8 @@ GRID = (
     rule("one-training-length", "stop", "arguments", "bridge megatron-lm", f"{CFG}: TrainingConfig; {ARG}",
          lambda c: _modes(c) > 1, "more than one of train_iters ({train.train_iters}), train_samples "
          "({train.train_samples}) and num_epochs ({train.num_epochs})", "keep one"),
+    rule("training-length-stated", "stop", "arguments", "bridge", f"{CFG}: TrainingConfig", _no_length,
+         "neither train_iters nor train_samples nor num_epochs says how long to train", "train.train_iters=N"),
     rule("epochs-and-samples-without-rampup", "stop", "arguments", "bridge", f"{CFG}: TrainingConfig",
          lambda c: c.on("train.rampup_batch_size")
          and (c.number("train.train_samples") or c.number("train.num_epochs")) is not None,
@@ -206,6 +218,15 @@ GRID = (
     rule("warmup-capped", "silent", "arguments", "bridge", f"{CFG}: _calculate_scheduler_steps", _capped_warmup,
          "warm-up of {scheduler.lr_warmup_iters} iterations reaches the end of the decay: it is capped one below",
          "shorten the warm-up"),
+    rule("decay-takes-steps", "stop", "arguments", "bridge megatron-lm", f"{CFG}: _calculate_scheduler_steps; "
+         "ML:megatron/core/optimizer_param_scheduler.py", _no_decay,
+         "the learning rate decays over no step: lr_decay_iters {scheduler.lr_decay_iters}, lr_decay_samples "
+         "{scheduler.lr_decay_samples}", "the length of training, or leave it unset"),
+    rule("schedule-reaches-the-end", "stop", "arguments", "bridge", f"{CFG}: _calculate_scheduler_steps",
+         lambda c: c.number("scheduler.max_steps") is not None and (c.n("scheduler.max_steps") <= 0
+         or c.n("scheduler.max_steps") < c.n("train.train_iters")),
+         "scheduler.max_steps {scheduler.max_steps} is below train_iters {train.train_iters}",
+         "scheduler.max_steps of the whole run, or leave it unset", versions="bridge >=0.6"),
     rule("scheduler-override-or-checkpoint", "stop", "arguments", "bridge megatron-lm", f"{CFG}: SchedulerConfig",
          lambda c: c.on("scheduler.override_opt_param_scheduler")
          and c.on("scheduler.use_checkpoint_opt_param_scheduler"),
