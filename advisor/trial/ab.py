@@ -31,6 +31,8 @@ FLAGS: Mapping[str, tuple[str, str]] = {
     "ep_overlap": ("model.overlap_moe_expert_parallel_comm", "ep"),
 }
 """Knobs that can be switched off, with their field in Bridge and the communication they hide."""
+NOTHING = 0.05
+"""Share of the predicted step that counts as no saving."""
 GO_WITH: Mapping[str, tuple[str, ...]] = {
     "overlap_grad_reduce": ("overlap_param_gather",),
     "ep_overlap": ("delay_wgrad",),
@@ -147,7 +149,8 @@ def judged(sides: Sides, apart: Difference | None) -> tuple[Verdict, str]:
     """Verdict of a comparison and its reason.
 
     Confirmed: the predicted saving lies in the interval or below it, and where one is predicted the interval is above
-    zero. An interval that holds both zero and the prediction decides nothing, unless nothing is predicted.
+    zero. An interval that holds both zero and the prediction decides nothing, unless nothing is predicted and it is
+    narrower than `NOTHING`.
     """
     promised = sides.predicted_s
     if apart is None:
@@ -160,6 +163,8 @@ def judged(sides: Sides, apart: Difference | None) -> tuple[Verdict, str]:
         return "less than predicted", "all of the interval is above zero and below the prediction"
     if apart.high_s < promised:
         return "not effective", "the interval holds zero, and not the prediction"
-    if promised <= 0:
+    if promised <= 0 and max(-apart.low_s, apart.high_s) <= NOTHING * (sides.on.predicted.step_s or 0.0):
         return "confirmed", "no saving is predicted, and none is seen"
+    if promised <= 0:
+        return "not decided", f"no saving is predicted, and the noise is above {NOTHING:.0%} of a step: more --pairs"
     return "not decided", "the noise is larger than the predicted saving: more --pairs or --steps"

@@ -91,6 +91,7 @@ def promising(sides, saved_s):
         (0.010, -0.002, 0.012, "not decided"),
         (0.010, -0.020, -0.001, "slower with it"),
         (0.0, -0.001, 0.001, "confirmed"),
+        (0.0, -5.0, 5.0, "not decided"),
         (0.0, 0.001, 0.003, "confirmed"),
         (0.0, -0.003, -0.001, "slower with it"),
     ],
