@@ -15,13 +15,15 @@ from tests.export.plans import GOLDEN, golden_plan
 KINDS = {"bridge": "bridge-python", "bridge-overrides": "bridge-overrides", "megatron-lm": "megatron-args",
          "yaml": "bridge-config"}  # fmt: skip
 FORMS = [(target, version) for target in KINDS for version in versions(target)]
-SMALL = ("m2", "dense", "graph", "fsdp")
+SMALL = {"m2": {}, "dense": {}, "graph": {"recompute": "full"}, "fsdp": {}}
 
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plans")
-    return {name: golden_plan(name, folder) for name in GOLDEN} | {name: plan_file(folder, name) for name in SMALL}
+    return {name: golden_plan(name, folder) for name in GOLDEN} | {
+        name: plan_file(folder, name, **changes) for name, changes in SMALL.items()
+    }
 
 
 @pytest.mark.parametrize("name", [*GOLDEN, *SMALL])

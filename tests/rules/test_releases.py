@@ -76,3 +76,14 @@ def test_a_field_of_another_release_is_no_field(tmp_path):
     assert "Bridge 0.6 only" in found.message
     assert "unknown-field" not in of(tmp_path, "model.cuda_graph_modules=[attn]\n", version="0.6")
     assert "unknown-field" not in of(tmp_path, "model.cuda_graph_modules=[attn]\n")
+
+
+def test_the_same_request_is_judged_by_whose_rule_it_is(tmp_path):
+    script = tmp_path / "flags.txt"
+    script.write_text("--num-layers 8 --tensor-model-parallel-size 1 --sequence-parallel --lr 1e-4 --min-lr 1e-3\n")
+    megatron = {one.rule: one.severity for one in check([script], target="megatron-lm").findings}
+    bridge = of(tmp_path, SP_ALONE + "optimizer.lr=1e-4\noptimizer.min_lr=1e-3\n", version="0.3")
+    assert megatron["sp-off-without-tp"] == "silent"
+    assert bridge["sp-needs-tp"].severity == "stop"
+    assert megatron["min-lr-below-lr"] == "stop"
+    assert "min-lr-below-lr" not in bridge, "a rule that only Megatron-LM's script enforces"
