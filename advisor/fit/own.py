@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,9 @@ def _changed(profile: Profile, factors: Array) -> dict[str, Coefficient]:
     for dial, factor in zip(OWN_DIALS, factors, strict=True):
         if abs(np.log(factor)) > 1e-3:
             for kind, key in touched(profile, dial):
-                out[f"{RATES}{key}" if kind == "gemm" else key] = getattr(after, kind)[key]
+                one = getattr(after, kind)[key]
+                said = replace(one, source=f"own cluster; started from: {_origin(one)}")
+                out[f"{RATES}{key}" if kind == "gemm" else key] = said
     return out
 
 
@@ -100,7 +102,11 @@ def fitted_entries(changed: Mapping[str, Coefficient]) -> dict[str, Any]:
 
 def _entry(one: Coefficient, unit: float) -> dict[str, Any]:
     numbers = {"value": one.value, "start": one.start, "low": one.low, "high": one.high}
-    origin = one.source.split("; started from: ")[-1]
     kind = "measured" if one.kind == "measured" else "fitted"
     rounded = {name: float(f"{value / unit:.6g}") for name, value in numbers.items() if math.isfinite(value)}
-    return {**rounded, "kind": kind, "source": f"own cluster; {origin}"}
+    return {**rounded, "kind": kind, "source": f"own cluster; {_origin(one)}"}
+
+
+def _origin(one: Coefficient) -> str:
+    """What a coefficient started from, without the fits since."""
+    return one.source.split("; started from: ")[-1]

@@ -207,6 +207,17 @@ def test_the_verb_writes_a_system_that_plans_are_made_with(cli, recorded, tmp_pa
     assert yaml.safe_load(text)["profile"]["kernels"]
 
 
+def test_a_fit_that_brings_nothing_closer_says_so(cli, recorded, monkeypatch):
+    assert "no closer than before" not in cli("calibrate", "--trials", str(recorded)).out
+
+    def useless(runs, spreads):
+        found = fit_trials(runs, spreads)
+        return dataclasses.replace(found, after=2 * found.before)
+
+    monkeypatch.setattr("advisor.trial.calibration.fit_trials", useless)
+    assert "no closer than before" in cli("calibrate", "--trials", str(recorded)).out
+
+
 def test_several_gpus_make_several_files(cli, recorded, tmp_path):
     other = (recorded / "local-cpu-4.yaml").read_text().replace("local-cpu-4", "other-cpu")
     (recorded / "other.yaml").write_text(other)

@@ -78,6 +78,8 @@ def _blocks(found: TrialCalibration) -> Iterator[Block]:
             f"{errors[2]} for a trial that the fit has not seen",
             "heading",
         )
+        if median_pct(fit.after) >= median_pct(fit.before):
+            yield Line("no closer than before: measure again on a quiet machine, or more layouts", "bad")
         yield _trials(one)
         yield _coefficients(fit) if fit.changed else Line("no coefficient moves: the trials are as predicted", "dim")
     yield Facts("measured on", tuple((name, str(value), "") for name, value in found.measured.environment.items()))
