@@ -101,5 +101,10 @@ def write_taken(answer: Improved, number: int, path: str) -> Change:
         raise InputError(f"there is no change {number}", f"--take 1 to {len(answer.numbered)}")
     if Path(path).resolve() == Path(answer.subject.reading.file).resolve():
         raise InputError(f"--edited {path} is the configuration itself", "write beside it")
-    write_text(Path(path), rewritten(answer.subject, taken.edits))
+    try:
+        write_text(Path(path), rewritten(answer.subject, taken.edits))
+    except OSError as error:
+        raise InputError(
+            f"cannot write --edited {path}: {error.strerror}", "give a path in a folder that exists"
+        ) from None
     return taken

@@ -441,6 +441,13 @@ def test_no_edit_names_a_file_that_only_an_export_writes(cli, tmp_path):
     assert said["overlap_grad_reduce"] == ["--overlap-grad-reduce"]
 
 
+@pytest.mark.parametrize("edited", ["no/such/folder/new.sh", "."])
+def test_a_place_that_cannot_be_written_is_named(cli, script, edited):
+    ran = cli("improve", script, "--system", "dgx-h100", "--take", "1", "--edited", edited)
+    assert ran.code == 2
+    assert f"cannot write --edited {edited}" in ran.err
+
+
 def test_changes_that_the_page_lacks(cli, script):
     for words in (("--take", "900", "--edited", "new.sh"), ("--take", "1", "--edited", script)):
         ran = cli("improve", script, "--system", "dgx-h100", *words)
