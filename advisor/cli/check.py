@@ -33,7 +33,7 @@ OPTIONS = (
     option("--plan", section="Job", type=Text("PLAN"), help="With --log: the plan that the job was started from."),
     option("--target", section="Job", type=OneOf(TARGETS), envvar="ADVISOR_TARGET",
            help="Whose rules apply: bridge or megatron-lm; default, and for any other word: what the files say."),
-    option("--target-version", "version", section="Job", type=Text("X"), envvar="ADVISOR_TARGET_VERSION",
+    option("--target-version", "version", section="Job", type=Text("X"),
            help="Of Bridge (0.3, 0.6), or of megatron-core (0.16, 0.19) without Bridge; default: rules of all."),
     option("--gpus", section="Job", type=OneCount(), envvar="ADVISOR_GPUS",
            help="Number of GPUs; wins over what a launch line says."),

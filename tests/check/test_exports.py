@@ -39,3 +39,19 @@ def test_an_export_is_clean(name, target, version, plans, tmp_path):
         found = check([path], target=framework, version=release, gpus=chosen.layout.gpus, system="dgx-h100")
         wrong = [(one.rule, one.message) for one in found.findings if one.severity in ("stop", "silent")]
         assert not wrong or (release is None and all("[" in said for _, said in wrong))
+
+
+@pytest.mark.parametrize("style", ["srun", "torchrun", "ft_launcher"])
+def test_a_launch_script_is_clean_and_its_ranks_are_counted(style, plans, tmp_path, cli):
+    path = tmp_path / "job.sbatch"
+    path.write_text(cli("launch", str(plans["m2"]), "--style", style, "--dry-run", "-q").out, encoding="utf-8")
+    assert read_file(path).gpus == 64
+    found = check([path], gpus=64, system="dgx-h100").findings
+    assert not [(one.rule, one.message) for one in found if one.severity in ("stop", "silent")]
+
+
+def test_torchrun_on_several_nodes_without_a_node_rank_is_still_seen(plans, tmp_path, cli):
+    text = cli("launch", str(plans["m2"]), "--style", "torchrun", "--dry-run", "-q").out
+    path = tmp_path / "job.sbatch"
+    path.write_text(text.replace('--node_rank="$SLURM_NODEID"', ""), encoding="utf-8")
+    assert "torchrun-needs-node-rank" in {one.rule for one in check([path], gpus=64).findings}

@@ -85,7 +85,9 @@ def facts(reading: Reading, script: Script, training: Training, text: str) -> No
         reading.know("under_srun")
     for command in (*outer, list(words)):
         _srun(reading, command)
-    _options(reading, words, reading.facts["launcher"].value)
+    # What srun hands to a shell may complete the launcher's words: `bash -c '... "$@" --node_rank="$SLURM_NODEID"'`.
+    code = [piece for command in outer for word in command if " " in word for piece in word.split()]
+    _options(reading, [*words, *code], reading.facts["launcher"].value)
     if any("nsys" in word for word in words) or any("nsys" in word for command in outer for word in command):
         reading.know("nsys")
     _texts(reading, text)
