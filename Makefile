@@ -113,7 +113,7 @@ format: $(ENV)/.ready ## let ruff rewrite what it can
 
 docs: $(ENV)/.ready ## write the generated parts: README blocks, docs/cli.md, golden files, notebook outputs
 	$(BIN)/cog -r -I docs README.md docs/*.md
-	$(PYTEST) tests/cli tests/golden tests/test_notebooks.py --update-golden
+	$(PYTEST) tests/cli tests/golden tests/configure/test_launch.py tests/export tests/test_notebooks.py --update-golden
 
 calibrate: $(ENV)/.ready ## fit the coefficients to the published runs anew (minutes), then `make docs`
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m advisor.fit.refit

@@ -19,8 +19,8 @@ from advisor.export.model_fields import unsupported
 from advisor.export.subject import subject
 from advisor.export.targets import export
 from tests.export.plans import GOLDEN, golden_chosen, random_plans
+from tests.real.bridge_run import facts_of, run_snippet
 from tests.real.bridge_stack import VERSION, comm_overlap, on_gpus, require_bridge
-from tests.real.test_bridge_export import facts_of, run_snippet
 
 require_bridge()
 pytestmark = pytest.mark.bridge

@@ -9,8 +9,8 @@ import pytest
 from advisor.export.subject import recipe
 from advisor.trial.via_bridge import installed_version, make_recipe
 from tests.export.plans import GOLDEN, golden_chosen
+from tests.real.bridge_run import settle, start, wrong_values
 from tests.real.bridge_stack import VERSION, on_gpus, require_bridge
-from tests.real.test_bridge_export import settle, start, wrong_values
 
 require_bridge()
 pytestmark = pytest.mark.bridge
