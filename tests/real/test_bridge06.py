@@ -12,8 +12,8 @@ from advisor.export.model_fields import model_fields
 from advisor.export.subject import subject
 from advisor.export.targets import export
 from tests.export.plans import golden_chosen
-from tests.real.bridge_stack import VERSION, on_gpus, require_bridge
 from tests.real.bridge_run import facts_of, run_snippet, settle
+from tests.real.bridge_stack import VERSION, on_gpus, require_bridge
 
 require_bridge()
 pytestmark = [

@@ -143,6 +143,7 @@ program=(
   --overlap-param-gather
   --ddp-bucket-size
   134217728
+  --no-overlap-p2p-communication
   --moe-token-dispatcher-type
   alltoall
   --recompute-granularity
