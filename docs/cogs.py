@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import cog
 
 from advisor.cli.main import cli, run
 
+LOOP = Path(__file__).parent.parent / "tests" / "bench" / "closed_loop" / "report.json"
 BLANK = ("ADVISOR_", "NO_COLOR", "FORCE_COLOR")
 
 
@@ -63,3 +66,20 @@ def accuracy_in_short() -> None:
 
     for line in in_short():
         cog.outl(line)
+
+
+def closed_loop() -> None:
+    """Put what the last run of tests/bench/closed_loop found into the page."""
+    found = json.loads(LOOP.read_text(encoding="utf-8"))["summary"]
+    rows = {
+        "median error of the step before calibration": f"{found['before_pct']:.1f} %",
+        "after it": f"{found['after_pct']:.1f} %",
+        "after it, each trial left out of the fit": f"{found['left_out_pct']:.1f} %",
+        "Kendall tau of the steps, before and after": f"{found['tau_before']:.2f}, {found['tau_after']:.2f}",
+        "noise: half the range between runs of one layout": f"{found['noise_between_runs_pct']:.1f} %",
+    }
+    cog.outl(f"\n| {found['layouts']} layouts on {found['cores']} cores, {found['rounds']} runs or more of each | |")
+    cog.outl("| --- | --: |")
+    for name, value in rows.items():
+        cog.outl(f"| {name} | {value} |")
+    cog.outl()

