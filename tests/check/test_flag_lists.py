@@ -1,4 +1,4 @@
-"""What `advisor export` writes, `advisor check` reads whole and without complaint: every file of the golden exports."""
+"""Lists of flags in shell arrays and texts are read with their values; golden exports, as committed, stop nothing."""
 
 from __future__ import annotations
 
