@@ -15,6 +15,7 @@ from advisor.search.stages import balanced_split
 from advisor.spec.layout import CudaGraph, Dispatcher, Fsdp, Knobs, Layout
 from advisor.spec.load.model import load_model
 from advisor.spec.load.system import load_system, make_cluster
+from advisor.spec.precision import PRECISIONS
 from advisor.spec.workload import Workload
 
 GPUS = 16
@@ -50,6 +51,10 @@ CASES = [
      {"knobs": Knobs()}),
     ("dp-traffic-shows", {"model": "llama3-8b", "knobs": Knobs(overlap_grad_reduce=False, overlap_param_gather=False)},
      {"tp": 8, "pp": 2}),
+    ("nvfp4-param-gather-memory", {"model": "llama3-8b", "workload": Workload(precision=PRECISIONS["nvfp4"])},
+     {"knobs": Knobs(overlap_param_gather=False)}),
+    ("nvfp4-param-gather-memory", {"model": "llama3-8b", "workload": Workload(precision=PRECISIONS["nvfp4"])},
+     {"workload": Workload()}),
     ("tp-without-sp", {"model": "llama3-8b", "tp": 2, "sp": False}, {"sp": True}),
     ("tensor-parallel-alone", {"model": "llama3-8b", "tp": 8, "gbs": 128}, {"gbs": 16}),
     ("tensor-parallel-alone", {"model": "llama3-8b", "tp": 8, "gbs": 128}, {"tp": 2}),
