@@ -58,6 +58,10 @@ def command(
             "--device cuda needs --system, what its GPUs stand in" if system is None else "--system is for GPUs",
             "--device cuda --system dgx-h100",
         )
+    if system is not None:
+        from advisor.spec.load.system import load_system
+
+        load_system(system)  # a name that is wrong is told before minutes of measuring
     require_packages(("torch", "psutil"))
     each, wanted = seconds("time", time), _ranks(device, ranks)
     with tempfile.TemporaryDirectory(prefix="advisor-measure-") as logs:
@@ -90,18 +94,16 @@ def _default_path(name: str) -> Path:
 
 
 def _system_text(bench: Mapping[str, Any], name: str, system: str | None) -> str:
+    from advisor.fit.own_system import own_system, system_text
     from advisor.trial.measure.rates import said
 
     note = f"Written by advisor measure on this host. {said(bench)}"
     if system is not None:
-        from advisor.fit.own_system import own_system
         from advisor.trial.measure.card import card_profile
 
         return own_system(system, *card_profile(bench, system), note, name=name)
     import psutil
-    import yaml
 
     from advisor.trial.measure.host import host_system
 
-    found = host_system(bench, name, psutil.virtual_memory().total)
-    return f"# {note}\n" + yaml.safe_dump(found, sort_keys=False, width=120, default_flow_style=None)
+    return system_text(host_system(bench, name, psutil.virtual_memory().total), note)

@@ -10,7 +10,7 @@ from typing import Any
 from advisor.cost.profile import COLLECTIVES, Coefficient, load_profile
 from advisor.errors import InputError
 from advisor.fit.nccl_tests import LeftOut, NcclTable, read_nccl_log
-from advisor.fit.own import fitted_entries
+from advisor.fit.own import own_entries
 from advisor.fit.own_system import own_system
 from advisor.spec.hardware import System
 from advisor.spec.load.system import load_system
@@ -42,7 +42,7 @@ class NetworkCalibration:
         """The system file with these measurements in it, for --system of every verb."""
         names = ", ".join(dict.fromkeys(one.source for one in (*self.inside, *self.across)))
         note = f"Network of an own cluster, measured by nccl-tests: {names}"
-        return own_system(self.system, fitted_entries(self.fitted), self.kernels, note)
+        return own_system(self.system, own_entries(self.fitted), self.kernels, note)
 
 
 def calibrate_network(logs: Sequence[Path], system: str) -> NetworkCalibration:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from advisor.cost.profile import Coefficient, Profile, load_profile
+from advisor.cost.profile import Coefficient, load_profile
 from advisor.errors import InputError
 from advisor.fit.calibrate import Problem, solved, weights
-from advisor.fit.dials import BF16, FP4, FP8, LOOSE, Dial, touched, turned
+from advisor.fit.changed import changed_by, fitted_entries, origin
+from advisor.fit.dials import BF16, FP4, FP8, LOOSE, Dial
 from advisor.fit.own_system import own_system
 from advisor.fit.runs import Skipped, read_runs
 from advisor.spec.layout import Array
 from advisor.spec.load.system import load_system
 
-RATES = "gemm_tflops."
+OWN = "own cluster"
 OWN_DIALS = tuple(
     Dial(names, pull=LOOSE)
     for names in (
@@ -55,25 +55,13 @@ def calibrate_runs(path: Path) -> Calibration:
     problem = Problem(runs, OWN_DIALS, {run.cluster.gpu.name: load_profile(run.cluster.gpu) for run in runs})
     logs, errors, _ = solved(problem, weights(runs, {}), 5)
     before = problem.log_errors(np.zeros(len(OWN_DIALS)))
-    changed = {gpu.name: _changed(load_profile(gpu), np.exp(logs)) for gpu in problem.gpus}
+    changed = {gpu.name: changed_by(load_profile(gpu), OWN_DIALS, np.exp(logs), OWN) for gpu in problem.gpus}
     systems = tuple(dict.fromkeys(run.cluster.system.name for run in runs))
     return Calibration(changed, len(runs), tuple(skipped), _median_pct(before), _median_pct(errors), systems)
 
 
 def _median_pct(logs: Array) -> float:
     return float(100 * np.median(np.abs(np.exp(logs) - 1)))
-
-
-def _changed(profile: Profile, factors: Array) -> dict[str, Coefficient]:
-    after = turned(profile, OWN_DIALS, factors)
-    out = {}
-    for dial, factor in zip(OWN_DIALS, factors, strict=True):
-        if abs(np.log(factor)) > 1e-3:
-            for kind, key in touched(profile, dial):
-                one = getattr(after, kind)[key]
-                said = replace(one, source=f"own cluster; started from: {_origin(one)}")
-                out[f"{RATES}{key}" if kind == "gemm" else key] = said
-    return out
 
 
 def calibrated_system(found: Calibration, system: str | None, note: str) -> str:
@@ -90,23 +78,9 @@ def calibrated_system(found: Calibration, system: str | None, note: str) -> str:
     named = system or found.systems[0]
     if load_system(named).gpu.name != gpu:
         raise InputError(f"the runs are of {gpu}, {named} has {load_system(named).gpu.name}", "name their system")
-    return own_system(named, fitted_entries(changed), {}, f"Calibrated by advisor calibrate --runs {note}.")
+    return own_system(named, own_entries(changed), {}, f"Calibrated by advisor calibrate --runs {note}.")
 
 
-def fitted_entries(changed: Mapping[str, Coefficient]) -> dict[str, Any]:
-    """Coefficients in the form of profiles/fitted, rates in TFLOP/s under gemm_tflops."""
-    rates = {name.removeprefix(RATES): _entry(one, 1e12) for name, one in changed.items() if name.startswith(RATES)}
-    others = {name: _entry(one, 1.0) for name, one in changed.items() if not name.startswith(RATES)}
-    return {**({"gemm_tflops": rates} if rates else {}), **others}
-
-
-def _entry(one: Coefficient, unit: float) -> dict[str, Any]:
-    numbers = {"value": one.value, "start": one.start, "low": one.low, "high": one.high}
-    kind = "measured" if one.kind == "measured" else "fitted"
-    rounded = {name: float(f"{value / unit:.6g}") for name, value in numbers.items() if math.isfinite(value)}
-    return {**rounded, "kind": kind, "source": f"own cluster; {_origin(one)}"}
-
-
-def _origin(one: Coefficient) -> str:
-    """What a coefficient started from, without the fits since."""
-    return one.source.split("; started from: ")[-1]
+def own_entries(changed: Mapping[str, Coefficient]) -> dict[str, Any]:
+    """Changed coefficients in the form of profiles/fitted, each with its origin on the own cluster."""
+    return fitted_entries(changed, lambda one: f"{OWN}; {origin(one.source)}")

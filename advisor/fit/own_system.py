@@ -34,6 +34,11 @@ def own_system(system: str, fitted: Mapping[str, Any], kernels: Mapping[str, Any
         "kernels": merged,
     }
     body = {**before, **changed, "profile": {name: section for name, section in profile.items() if section}}
+    return system_text(body, note)
+
+
+def system_text(body: Mapping[str, Any], note: str) -> str:
+    """A system file with `note` as the comment on top; InputError where it would be too long to be read."""
     text = "".join(f"# {line}\n" for line in note.splitlines())
     text += yaml.safe_dump(body, sort_keys=False, width=120, default_flow_style=None)
     if len(text) > MAX_TEXT_BYTES:

@@ -8,14 +8,15 @@ about it. Noisy trials weigh less, and a trial far from all others counts linear
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from advisor.cost.profile import Coefficient, Profile, load_profile
 from advisor.fit.calibrate import Problem
-from advisor.fit.dials import BF16, FP4, FP8, Dial, touched, turned
+from advisor.fit.changed import changed_by, fitted_entries, with_changes
+from advisor.fit.dials import BF16, FP4, FP8, Dial, touched
 from advisor.fit.runs import Run
 from advisor.spec.hardware import Gpu
 from advisor.spec.layout import Array
@@ -40,8 +41,6 @@ LEAST_SLOPE = 0.05
 """A dial counts when turning it by a share moves a step by at least this part of the share."""
 NOISE = 0.05
 """Spread of a trial's steps (half the distance of the quartiles) at which it weighs less by a factor of sqrt(2)."""
-RATES, RATE_UNIT = "gemm_tflops.", 1e12
-"""How sustained rates are named among coefficients, and the unit they have in files, in FLOP/s."""
 ROUNDS, AGAIN = 5, 3
 LEAST_LEFT = 2
 
@@ -68,18 +67,7 @@ class TrialFit:
 
     def entries(self) -> dict[str, Any]:
         """What changed in the form of profiles/fitted."""
-        entries = {
-            name: _entry(one, RATE_UNIT if name.startswith(RATES) else 1.0) for name, one in self.changed.items()
-        }
-        rates = {name.removeprefix(RATES): one for name, one in entries.items() if name.startswith(RATES)}
-        others = {name: one for name, one in entries.items() if not name.startswith(RATES)}
-        return {"gemm_tflops": rates, **others} if rates else others
-
-
-def _entry(one: Coefficient, unit: float) -> dict[str, Any]:
-    numbers = {"value": one.value, "start": one.start, "low": one.low, "high": one.high}
-    kind = "measured" if one.kind == "measured" else "fitted"
-    return {**{name: float(f"{v / unit:.6g}") for name, v in numbers.items()}, "kind": kind, "source": one.source}
+        return fitted_entries(self.changed)
 
 
 def fit_trials(runs: Sequence[Run], spreads: Sequence[float]) -> TrialFit:
@@ -96,7 +84,7 @@ def fit_trials(runs: Sequence[Run], spreads: Sequence[float]) -> TrialFit:
     logs, after, left_out = _best(Problem(runs, moving, {gpu.name: profile}), weight)
     unseen = "too few to leave one out" if np.isnan(left_out).all() else f"left out {median_pct(left_out):.1f} %"
     source = f"{len(runs)} trials of advisor trial, {unseen}"
-    changed = _changed(profile, moving, np.exp(logs), source)
+    changed = changed_by(profile, moving, np.exp(logs), source)
     return TrialFit(gpu, tuple(runs), changed, tuple(dial.key for dial in moving), before, after, left_out)
 
 
@@ -149,23 +137,3 @@ def _left_out(problem: Problem, weight: Array, logs: Array, errors: Array, slope
             now = problem.log_errors(at)
         found[i] = now[i]
     return found
-
-
-def _changed(profile: Profile, dials: Sequence[Dial], factors: Array, source: str) -> dict[str, Coefficient]:
-    after = turned(profile, dials, factors)
-    found = {}
-    for dial, factor in zip(dials, factors, strict=True):
-        if abs(np.log(factor)) > 1e-3:
-            for kind, key in touched(profile, dial):
-                one = getattr(after, kind)[key]
-                origin = one.source.split("; started from: ")[-1]
-                name = f"{RATES}{key}" if kind == "gemm" else key
-                found[name] = replace(one, source=f"{source}; started from: {origin}")
-    return found
-
-
-def with_changes(profile: Profile, changed: Mapping[str, Coefficient]) -> Profile:
-    """`profile` with the coefficients in `changed`, sustained rates by `RATES`<format>."""
-    rates = {name.removeprefix(RATES): one for name, one in changed.items() if name.startswith(RATES)}
-    others = {name: one for name, one in changed.items() if not name.startswith(RATES)}
-    return replace(profile, gemm={**profile.gemm, **rates}, coefficients={**profile.coefficients, **others})

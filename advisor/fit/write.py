@@ -9,6 +9,7 @@ import numpy as np
 
 from advisor import files
 from advisor.fit.calibrate import Fit
+from advisor.fit.changed import FROM, origin
 
 _ENTRY = re.compile(r"^(?P<indent> *)(?P<name>[a-z0-9_]+): \{value: (?P<value>[^,]+), (?P<rest>.*)\}(?P<tail>.*)$")
 _SOURCE = re.compile(r'kind: (?P<kind>\w+), source: "(?P<source>[^"]*)"')
@@ -78,8 +79,7 @@ def _line(line: str, factor: float, kind: str, note: str) -> str:
     value = float(np.clip(start * factor, numbers["low"], numbers["high"]))
 
     def refitted(match: re.Match[str]) -> str:
-        origin = match["source"].split("; started from: ")[-1]
-        return f'kind: {kind}, source: "{note}; started from: {origin}"'
+        return f'kind: {kind}, source: "{note}{FROM}{origin(match["source"])}"'
 
     rest = _SOURCE.sub(refitted, found["rest"])
     if "start" not in numbers:

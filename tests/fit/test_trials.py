@@ -16,8 +16,9 @@ pytest.importorskip("scipy")
 
 from advisor.cost.profile import load_profile
 from advisor.errors import InputError
+from advisor.fit.changed import with_changes
 from advisor.fit.predict import predicted_step_s
-from advisor.fit.trials import TRIAL_DIALS, fit_trials, median_pct, with_changes
+from advisor.fit.trials import TRIAL_DIALS, fit_trials, median_pct
 from advisor.spec.load.system import load_system
 from advisor.trial.calibration import calibrate_trials
 from advisor.trial.measured import read_measured

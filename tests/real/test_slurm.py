@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.configure.plans import plan_file
-from tests.real.slurm import missing, running
+from tests.real.slurm import missing
 
 pytestmark = [
     pytest.mark.slurm,
@@ -19,20 +19,6 @@ pytestmark = [
 ]
 STYLES = ("srun", "torchrun", "ft_launcher")
 NAMES = ["plain", "with space", 'quote\'s "double"', "dollar $HOME `id`", "back\\slash", "# hash; and = more", "ümläut"]
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    with running(tmp_path_factory.mktemp("slurm")) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def at_cluster(slurm, monkeypatch):
-    """This process finds the clients and the cluster, as on a login node."""
-    for name in ("PATH", "SLURM_CONF", "ADVISOR_MASTER_ADDR"):
-        monkeypatch.setenv(name, slurm.environment[name])
-    return slurm
 
 
 def script_of(cli, tmp_path, plan, *args, program=("train.py",)):

@@ -22,7 +22,7 @@ from advisor.trial.runner import Rules, run_trials
 from advisor.trial.slurm import Slurm
 from advisor.trial.store import Store
 from advisor.trial.trials import read_trials
-from tests.real.slurm import missing, running
+from tests.real.slurm import missing
 from tests.trial.layouts import write_estimate, write_plan
 
 pytestmark = [
@@ -37,20 +37,6 @@ SYSTEM = (
     "gpu: h100-sxm-80gb\ngpus_per_node: 1\nnvlink_domain: 1\nnvlink_uni_gbs: 0\nnic_gbps_per_gpu: 400\n"
     "node_nic_gbps: 400\ninter_domain_uni_gbs: 50\nsources: [test]\n"
 )
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    with running(tmp_path_factory.mktemp("slurm")) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def at_cluster(slurm, monkeypatch):
-    """This process finds the clients and the cluster, as on a login node."""
-    for name in ("PATH", "SLURM_CONF", "ADVISOR_MASTER_ADDR"):
-        monkeypatch.setenv(name, slurm.environment[name])
-    return slurm
 
 
 @pytest.fixture

@@ -202,6 +202,7 @@ def test_faster_cards_make_a_faster_plan(cli, tmp_path):
         (["--device", "cuda"], 2, "--system"),
         (["--system", "h100"], 2, "--device cuda"),
         (["--device", "tpu"], 2, "tpu"),
+        (["--device", "cuda", "--system", "dgx-h10"], 2, "dgx-h100"),
         (["--out", "data"], 2, "yaml"),
         (["--ranks", "0"], 2, "0"),
         (["--time", "soon"], 2, "soon"),

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from advisor.cli.document import Block, Column, Document, Line, Table
 from advisor.cli.figures import count, figure
 from advisor.cost.profile import Coefficient, load_profile
+from advisor.fit.changed import before
 from advisor.fit.network import NetworkCalibration
-from advisor.fit.own import RATES, Calibration
+from advisor.fit.own import Calibration
 
 COLUMNS = (
     Column("coefficient", "name"), Column("was"), Column("is"), Column("kind", "name"), Column("source", "text"),
@@ -102,8 +103,6 @@ def _network(found: NetworkCalibration) -> Iterator[Block]:
 def _changed(gpu: str, changed: Mapping[str, Coefficient]) -> Table:
     was, rows = load_profile(gpu), []
     for name, one in changed.items():
-        rate = name.startswith(RATES)
-        old = was.gemm[name.removeprefix(RATES)] if rate else was.coefficients[name]
-        unit = 1e12 if rate else 1.0
+        old, unit = before(was, name)
         rows.append((name, figure(old.value / unit), figure(one.value / unit), one.kind, one.source))
     return Table(gpu, COLUMNS, tuple(rows))

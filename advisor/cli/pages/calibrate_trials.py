@@ -11,7 +11,8 @@ import numpy as np
 from advisor.cli.document import Block, Column, Document, Facts, Line, Table
 from advisor.cli.figures import NONE, figure
 from advisor.cost.profile import load_profile
-from advisor.fit.trials import RATE_UNIT, RATES, TrialFit, median_pct
+from advisor.fit.changed import before, origin
+from advisor.fit.trials import TrialFit, median_pct
 from advisor.trial.calibration import Fitted, TrialCalibration
 
 
@@ -118,10 +119,7 @@ def _coefficients(fit: TrialFit) -> Table:
     )  # fmt: skip
     rows = []
     for name, one in fit.changed.items():
-        rate = name.startswith(RATES)
-        old = was.gemm[name.removeprefix(RATES)] if rate else was.coefficients[name]
-        unit = RATE_UNIT if rate else 1.0
+        old, unit = before(was, name)
         bounds = f"{figure(one.low / unit)} - {figure(one.high / unit)}"
-        origin = one.source.split("; started from: ")[-1]
-        rows.append((name, figure(old.value / unit), figure(one.value / unit), bounds, origin))
+        rows.append((name, figure(old.value / unit), figure(one.value / unit), bounds, origin(one.source)))
     return Table("fitted", columns, tuple(rows))

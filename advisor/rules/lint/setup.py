@@ -190,11 +190,6 @@ class Setup:
             return tuple(part for part in re.split(r"[\s,\[\]'\"]+", value) if part)
         return tuple(map(str, value)) if isinstance(value, Iterable) else ()
 
-    def divides(self, key: str, by: int) -> bool:
-        """Whether the number divides by `by`; True where it is unknown."""
-        value = self.number(key)
-        return value is None or by < 1 or value % by == 0
-
     def variable(self, name: str) -> str | None:
         """An environment variable as the files set it; None where they unset it or do not name it."""
         self.asked.append(f"env.{name}")
