@@ -29,7 +29,7 @@ def origin(source: str) -> str:
 
 
 def changed_by(profile: Profile, dials: Sequence[Dial], factors: Array, said: str) -> dict[str, Coefficient]:
-    """Coefficients of `profile` that dials turned by `factors` move, their source: `said` and what they started from."""
+    """Coefficients of `profile` that dials turned by `factors` move; source: `said` and what they started from."""
     after = turned(profile, dials, factors)
     found = {}
     for dial, factor in zip(dials, factors, strict=True):
