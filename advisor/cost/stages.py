@@ -189,6 +189,23 @@ def stage_of_rank(model: Model, columns: Columns, depth: int, rank: int, router:
     return _stage([ranks[min(rank, len(ranks) - 1)] for ranks in per_split], model, columns, router)
 
 
+def first_chunk(model: Model, columns: Columns, depth: int) -> Stage:
+    """The first model chunk of the first rank of every row: all of the rank without interleaving.
+
+    Loss and prediction modules lie on it only where there is no second chunk.
+    """
+    whole = stage_of_rank(model, columns, depth, 0)
+    ranks = [_ranks(model.pattern, len(model.kinds), split, depth)[0] for split in columns.splits]
+    layers = _gather([one.first for one in ranks], columns.split)
+    alone = columns.vpp == 1
+    return replace(
+        whole,
+        layers=tuple(layers[..., kind] for kind in range(len(model.kinds))),
+        modules=whole.modules * alone,
+        final_norm=whole.final_norm * alone,
+    )
+
+
 def _stage(ranks: Sequence[_Rank], model: Model, columns: Columns, router: Routed | None) -> Stage:
     rank = np.array([one.rank for one in ranks], dtype=np.int64)[columns.split]
     pp, vpp, m = columns.pp, columns.vpp, columns.num_microbatches

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from advisor.cost.arrays import Entry, add_up, largest
+from advisor.cost.buckets import bucket_shift, moved
 from advisor.cost.elementwise import ZERO
 from advisor.cost.flops import Gemm, LocalGemm, model_flops_per_token, module_layers, rank_tokens
 from advisor.cost.hiding import (
@@ -148,9 +149,12 @@ class _Parts:
         ]  # fmt: skip
 
 
-def _tail(stage: Stage, job: Setting) -> Seconds:
+def _tail(stage: Stage, job: Setting, shift: Exchange | None) -> Seconds:
+    """Seconds of a rank once per step; `shift` is what another bucket size than the framework's own adds."""
     held = stage_params(job.model, job.workload, job.columns, stage)
-    return {**_traffic({"dp": step_tail(held, job)}), "optimizer": optimizer_s(held, job)}
+    tail = step_tail(held, job)
+    tail = tail if shift is None else moved(tail, shift)
+    return {**_traffic({"dp": tail}), "optimizer": optimizer_s(held, job)}
 
 
 def _parts(job: Setting) -> _Parts:
@@ -175,7 +179,8 @@ def _parts(job: Setting) -> _Parts:
         "hidden_pp": behind * message,
     }
     own = tuple(_loaded(job, plain, stage.loads) for stage in stages)
-    return _Parts(head, module, stages, own, tuple(_tail(stage, job) for stage in stages), once)
+    shift = None if job.workload.bucket_size is None else bucket_shift(job)
+    return _Parts(head, module, stages, own, tuple(_tail(stage, job, shift) for stage in stages), once)
 
 
 def setting_of(model: Model, cluster: Cluster, workload: Workload, columns: Columns, profile: Profile) -> Setting:

@@ -32,6 +32,10 @@ class Workload:
     `softmax_fused` scales, masks and normalises unfused attention scores in one kernel (False: a torch operation each).
     `tp_async` runs tensor-parallel gathers and scatters of the backward pass beside weight gradients (Megatron does).
     `mtp_depth` overrides the number of prediction modules (None = none are trained unless the model is asked for them).
+    `bucket_size` is parameters per bucket of data-parallel traffic, None what the framework takes by itself.
+    `launch_order` says that the GPU starts kernels of all streams in the order of their launch, which overlap of tensor
+    and context parallelism rests on (one hardware queue before Blackwell). `ep_domain` is how many neighbouring ranks
+    HybridEP is told to reach by NVLink, None those that can be.
     """
 
     seq_len: int = 4096
@@ -58,6 +62,9 @@ class Workload:
     vocab_divisor: int = 128
     mtp_depth: int = 0
     tp_async: bool = True
+    bucket_size: int | None = None
+    launch_order: bool = True
+    ep_domain: int | None = None
     softmax_fused: bool = True
     batch: int | None = None
     context: int | None = None
