@@ -130,18 +130,25 @@ def _beside_prediction(candidate: Candidate | None, tflops: float) -> Iterator[F
 
 
 def _beside_published(request: Request, known: tuple[Published, ...], tflops: float) -> Iterator[Finding]:
-    """The newest figure in the same format (else of any), and how far figures moved between releases."""
+    """The newest figure in the same format, or that there is none; how far figures moved between releases."""
     if not known:
         return
-    alike = [one for one in known if one.precision == request.workload.precision.name] or list(known)
-    newest = max(alike, key=lambda one: (one.software, one.tflops))
-    if tflops < NEAR * newest.tflops:
+    precision = request.workload.precision.name
+    alike = [one for one in known if one.precision == precision]
+    newest = max(alike or known, key=lambda one: (one.software, one.tflops))
+    if not alike:
+        yield Finding(
+            "nothing-published-in-format", "info",
+            f"no public figure of {request.model.name} on {request.cluster.gpu.name} is in {precision}; the"
+            f" {newest.words}, are of another format and judge nothing here",
+        )  # fmt: skip
+    elif tflops < NEAR * newest.tflops:
         yield Finding(
             "measured-below-published", "slow",
             f"{tflops:g} TFLOP/s are {tflops / newest.tflops:.0%} of the {newest.words}",
             f"compare layout, dispatcher, graphs and release with {newest.source}",
         )  # fmt: skip
-    yield from figures_move(request.model.name, request.cluster.gpu.name, alike)
+    yield from figures_move(request.model.name, request.cluster.gpu.name, alike or list(known))
 
 
 def figures_move(model: str, gpu: str, figures: list[Published]) -> Iterator[Finding]:

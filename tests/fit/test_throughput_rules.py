@@ -145,3 +145,15 @@ def test_a_batch_that_a_script_changed_is_read_back(tmp_path) -> None:
     rows = {row.key: row for row in compare(read_log([str(log)]), read_plan(plan)).rows}
     found = next(row for key, row in rows.items() if key.endswith("global_batch_size"))
     assert (found.planned, found.status) == (512, "differs")
+
+
+def test_a_figure_of_another_format_judges_nothing() -> None:
+    answer = advisor.estimate("llama3-70b", 64, tp=4, pp=4, measured_tflops=300)
+    assert answer.measured is not None
+    found = {one.rule: one for one in answer.measured.findings}
+    assert {one.precision for one in answer.measured.published} == {"fp8-current"}
+    assert "measured-below-published" not in found
+    assert found["nothing-published-in-format"].severity == "info"
+    eight = advisor.estimate("llama3-70b", 64, tp=4, pp=4, measured_tflops=300, precision="fp8-current")
+    assert eight.measured is not None
+    assert {"measured-below-published"} <= {one.rule for one in eight.measured.findings}

@@ -82,6 +82,18 @@ def test_serving_that_does_not_fit_suggests_no_why(cli):
     assert (ran.code, ran.err) == (1, "")
 
 
+def test_a_layout_that_fits_is_compared_with_the_best_alone(cli):
+    page = cli(*shlex.split("why --model llama3-70b --gpus 64 --tp 4 --pp 4"))
+    lines = page.out.splitlines()
+    first = {line.split()[0] for line in lines if line}
+    assert {"asked", "best"} <= first
+    assert "nearest" not in first
+    turned = [line.split() for line in lines[lines.index("one change at a time, best first") :]]
+    assert "etp" not in {words[0] for words in turned}
+    assert {words[0] for words in turned} >= {"tp_overlap", "moment_dtype"}
+    assert "--tp 8" in page.err
+
+
 def test_a_model_from_megatron_arguments_is_in_no_suggested_command(cli):
     script = Path(__file__).parent.parent / "spec" / "data" / "train_llama3.sh"
     ran = cli("estimate", "--megatron-args", str(script), "--gpus", "8", "--usable-gib", "20")

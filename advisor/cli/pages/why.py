@@ -21,6 +21,8 @@ from advisor.spec.plan import Candidate, Dial, Reason
 from advisor.units import gib
 
 MOST_DIALS = 12
+NOTHING = 5e-4
+"""Change of the step, or GiB, that a page would print as nothing."""
 
 
 def why_document(found: Explanation, verbose: bool) -> Document:
@@ -43,16 +45,17 @@ def _blocks(found: Explanation, verbose: bool) -> Iterator[Block]:
         )  # fmt: skip
         yield Table("reasons, weightiest first", columns, tuple(_reason(one) for one in found.reasons))
     rows: list[tuple[str, Candidate]] = []
-    for mark, candidate in (("asked", found.estimate.candidate), ("nearest", found.nearest), ("best", found.best)):
+    nearest = found.nearest if found.changes else None
+    for mark, candidate in (("asked", found.estimate.candidate), ("nearest", nearest), ("best", found.best)):
         if candidate is not None:
             rows.append((mark, candidate))
     if rows:
         yield candidate_table("compared", rows)
     yield from routing_blocks(found.estimate.imbalance)
     yield from findings_table(one for one in found.estimate.findings if one.severity != "stop")
-    if found.nearest is not None and found.changes:
+    if nearest is not None:
         yield Line(f"nearest that fits: {', '.join(found.changes)}")
-    dials = [one for one in found.dials if verbose or one.verdict != "illegal"][: None if verbose else MOST_DIALS]
+    dials = [one for one in found.dials if verbose or _matters(one)][: None if verbose else MOST_DIALS]
     if dials:
         columns = (
             Column("turn", "name"), Column("from", "text"), Column("to", "text"), Column("then", "name"),
@@ -67,13 +70,19 @@ def _reason(one: Reason) -> tuple[str, ...]:
     return (one.of, one.name, one.message, *numbers, one.fix)
 
 
+def _matters(one: Dial) -> bool:
+    """Whether a dial can be turned and changes the step or the memory by more than rounding."""
+    moves = abs(one.gain or 0.0) > NOTHING or abs(gib(one.freed_bytes or 0.0)) > NOTHING
+    return one.verdict != "illegal" and (moves or one.gain is None)
+
+
 def _dial(one: Dial) -> tuple[str, ...]:
     freed = NONE if one.freed_bytes is None else figure(gib(one.freed_bytes))
     return (one.name, one.before, one.after, one.verdict, gain(one.gain), freed)
 
 
 def _hints(found: Explanation) -> tuple[str, ...]:
-    target = found.nearest or found.best
+    target = (found.nearest if found.changes else None) or found.best
     if target is None:
         return (f"next: {command_lines.plan_on(found.request, 'auto')}",)
     return (f"next: {command_lines.one_layout('estimate', found.request, target)}",)
