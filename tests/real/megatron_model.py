@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,11 +147,7 @@ def _chunk(model: Model, build: Build, config: Any, parallel_state: Any, vp_stag
         )
 
 
-def count(model: Model, build: Build) -> tuple[int, int]:
-    """Parameters that rank `build.rank` really allocates: (all that are no routed experts, routed experts).
-
-    Sums all virtual chunks of the rank. Routed experts are those below a module named `experts`.
-    """
+def _world(build: Build) -> contextlib.AbstractContextManager[Any]:
     sizes = {
         "tensor_model_parallel_size": build.tp,
         "pipeline_model_parallel_size": build.pp,
@@ -159,8 +156,16 @@ def count(model: Model, build: Build) -> tuple[int, int]:
         "expert_model_parallel_size": build.ep,
         "expert_tensor_parallel_size": build.etp,
     }
+    return fake_world(build.rank, build.world, **sizes)
+
+
+def count(model: Model, build: Build) -> tuple[int, int]:
+    """Parameters that rank `build.rank` really allocates: (all that are no routed experts, routed experts).
+
+    Sums all virtual chunks of the rank. Routed experts are those below a module named `experts`.
+    """
     dense = expert = 0
-    with fake_world(build.rank, build.world, **sizes) as parallel_state:
+    with _world(build) as parallel_state:
         config = transformer_config(model, build)
         for vp_stage in range(build.vpp) if build.vpp > 1 else (None,):
             chunk = _chunk(model, build, config, parallel_state, vp_stage)
@@ -170,3 +175,21 @@ def count(model: Model, build: Build) -> tuple[int, int]:
                 else:
                     dense += parameter.numel()
     return dense, expert
+
+
+def bucket_counts(model: Model, build: Build, size: int | None) -> list[tuple[int, int]]:
+    """Buckets into which megatron-core's DDP cuts each chunk of a rank: (all that are no routed experts, experts)."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+
+    wanted = DistributedDataParallelConfig(
+        bucket_size=size, overlap_grad_reduce=True, overlap_param_gather=True, use_distributed_optimizer=True
+    )
+    with _world(build) as parallel_state:
+        config = transformer_config(model, build)
+        found = []
+        for stage in range(build.vpp):
+            chunk = _chunk(model, build, config, parallel_state, stage if build.vpp > 1 else None)
+            wrapped = DistributedDataParallel(config, wanted, chunk, disable_bucketing=stage > 0)
+            buffers = (wrapped.buffers, wrapped.expert_parallel_buffers)
+            found.append(tuple(sum(len(one.buckets) for one in kind) for kind in buffers))
+    return found
