@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,12 +16,15 @@ from advisor.configure.job import preset
 from advisor.errors import EnvironmentMissingError, InputError
 from advisor.export.overrides import overrides
 from advisor.export.subject import Subject, recipe, subject
+from advisor.trial import guard
 from advisor.trial.outcome import Failure, outcome_of
 from advisor.trial.processes import Limits, environment, run_group
 from advisor.trial.store import Store
 from advisor.trial.trials import words_of
 
 SCRIPT = Path("scripts/training/run_recipe.py")
+# Ranks of a script that is not this package's end with torchrun too.
+GUARDED = ("-m", guard.__name__, guard.NAME)
 PACKAGE = "megatron-bridge"
 
 
@@ -38,12 +42,12 @@ class Recipe:
         """What run_recipe.py gets."""
         return ("--recipe", self.name, *self.overrides)
 
-    def command(self, script: Path) -> list[str]:
-        """The torchrun command of this host."""
+    def command(self, script: Path, guard: Sequence[str] = ()) -> list[str]:
+        """The torchrun command of this host; `guard` are words that run the script in their own way."""
         ranks = self.chosen.cluster.gpus
         return [
             sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
-            "--max-restarts=0", str(script), *self.arguments,
+            "--max-restarts=0", *guard, str(script), *self.arguments,
         ]  # fmt: skip
 
     def shown(self, script: Path) -> str:
@@ -127,12 +131,11 @@ def run_recipe(one: Recipe, script: Path, store: Store, limits: Limits) -> Bridg
     Nothing of the run survives this call. Bridge writes no progress, so only the start and total limits hold it.
     """
     folder = store.attempt(f"bridge-{words_of(one.made.layout, one.made.knobs)}")
-    words = one.command(script)
-    (folder / "command").write_text(shlex.join(words) + "\n", encoding="utf-8")
+    (folder / "command").write_text(shlex.join(one.command(script)) + "\n", encoding="utf-8")
     planned = {variable.name: variable.value for variable in one.made.environment}
     variables = {**environment("cuda", os.cpu_count() or 1, planned)}
     whole = replace(limits, start_s=limits.total_s, step_s=limits.total_s)
-    ended = run_group(words, folder, variables, whole, lambda _: None)
+    ended = run_group(one.command(script, GUARDED), folder, variables, whole, lambda _: None)
     if ended.ending == "ended" and ended.exit_code == 0:
         return BridgeRun(folder, None)
     outcome = outcome_of(ended, folder, one.chosen.cluster.gpus)

@@ -11,11 +11,11 @@ import sys
 import warnings
 from pathlib import Path
 
-from advisor.trial.guard import end_with
+from advisor.trial.guard import end_with_starter
 
 
 def main(jobs_file: str, folder: str) -> None:
-    end_with(os.getppid())
+    end_with_starter()
     warnings.filterwarnings("ignore")
     import torch
 

@@ -13,11 +13,11 @@ import sys
 import time
 from pathlib import Path
 
-from advisor.trial.guard import end_with
+from advisor.trial.guard import end_with_starter
 
 
 def main(job_file: str, folder: str) -> None:
-    end_with(os.getppid())
+    end_with_starter()
     rank = int(os.environ["RANK"])
     where = Path(folder)
     acts = json.loads((where.parents[1] / "act.json").read_text())
