@@ -50,7 +50,8 @@ class _Buffer:
     def buckets(self, size: Array) -> Array:
         """Buckets of `size` parameters, 1 at least; a vocabulary matrix fills one, or as much of one as it is."""
         of_layers = np.minimum(self.layers / (size + self.overshoot), self.matrices)
-        return np.maximum(np.ceil(of_layers + self.ends * np.minimum(self.end / size, 1.0)), 1.0)
+        found: Array = np.maximum(np.ceil(of_layers + self.ends * np.minimum(self.end / size, 1.0)), 1.0)
+        return found
 
     def last(self, number: Array) -> Array:
         """Parameters of the bucket that is reduced last and gathered first, of `number`: that of the embedding."""
@@ -78,8 +79,10 @@ def _buffers(setting: Setting) -> tuple[_Buffer, _Buffer]:
     sums = {False: [ZERO, ZERO, ZERO], True: [ZERO, ZERO, ZERO]}
     for layer, count in zip(model.kinds, chunk.layers, strict=True):
         for local in local_gemms(layer, model, workload, columns):
-            routed = local.gemm.part == "experts" and isinstance(layer.mlp, ExpertMlp)
-            number = count * (ceil_div(layer.mlp.experts, columns.ep) if routed else 1)
+            routed = local.gemm.part == "experts"
+            number = count
+            if routed and isinstance(layer.mlp, ExpertMlp):
+                number = count * ceil_div(layer.mlp.experts, columns.ep)
             size = local.inputs * local.outputs
             sums[routed] = [old + number * size**power for power, old in enumerate(sums[routed])]
     ends = np.minimum(held.embedding, 1) + np.minimum(held.head, 1)

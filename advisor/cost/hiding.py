@@ -16,6 +16,7 @@ from advisor.cost.elementwise import BF16_BYTES, ZERO, Pass
 from advisor.cost.flops import rank_tokens
 from advisor.cost.kernels import LayerKernels
 from advisor.cost.params import LayerParams, StageParams, layer_params
+from advisor.cost.queues import queues
 from advisor.cost.setting import Setting
 from advisor.spec.layout import Array, CpComm, Fsdp
 from advisor.spec.model import DeltaNet, DenseMlp, ExpertMlp, GroupedQueryAttention, LatentAttention, Layer, Mamba
@@ -53,10 +54,15 @@ def _shares(share: Array | float, forward: Array, backward: Array) -> Exchange:
 
 
 def _tp_share(setting: Setting) -> Array:
-    """With user buffers a share; without, two of the five transfers of a region run beside gradients, if at all."""
+    """With user buffers a share; without, two of the five transfers of a region run beside gradients, if at all.
+
+    These two, which user buffers move in bulk beside the same products, show where nothing keeps their order.
+    """
     value = setting.profile.value
     plain = value("tp_exposed") if setting.workload.tp_async else 1.0
-    return np.where(setting.columns.tp_overlap, value("tp_exposed_overlap"), plain)
+    share = np.where(setting.columns.tp_overlap, value("tp_exposed_overlap"), plain)
+    found = queues(setting)
+    return share if found is None else np.where(found.unordered, share + 1 - value("tp_exposed"), share)
 
 
 def _region(setting: Setting, width_in: float, width_out: float) -> tuple[Array, Array]:
@@ -123,7 +129,8 @@ def cp_exchange(layer: Layer, setting: Setting, kernels: LayerKernels) -> Exchan
     blocking = swaps | (columns.cp_comm == CpComm.all_gather)
     under_chunks = np.maximum(profile.value("cp_exposed") * both, both - kernels.attention.both)
     exposed = np.where(blocking, profile.value("cp_exposed_blocking") * both, under_chunks)
-    return Exchange(forward, backward, exposed)
+    found = queues(setting)
+    return Exchange(forward, backward, exposed if found is None else np.where(found.unordered, both, exposed))
 
 
 def _cp_widths(layer: Layer, setting: Setting) -> tuple[float, float]:
@@ -163,6 +170,8 @@ def ep_exchange(layer: Layer, setting: Setting, kernels: LayerKernels) -> Exchan
     shared = profile.value("ep_shared_expert_hidden") * kernels.shared.both
     beside_shared = np.maximum(both - shared, 0.0)
     plain = profile.value("ep_exposed") * np.where(columns.shared_expert_overlap, beside_shared, both)
+    found = queues(setting)
+    overlapped = overlapped if found is None else both - found.ep_kept * (both - overlapped)
     return Exchange(forward, forward, np.where(columns.ep_overlap, overlapped, plain))
 
 
@@ -261,8 +270,10 @@ def step_tail(held: StageParams, setting: Setting) -> Exchange:
     backward = np.where(columns.fsdp >= Fsdp.optim_grads, 0.0, scattered)
     share = profile.value("dp_exposed")
     late = share * profile.value("dp_no_overlap_factor")
-    exposed = np.where(columns.overlap_param_gather, share, late) * forward
-    exposed = exposed + np.where(columns.overlap_grad_reduce, share, late) * backward
+    found = queues(setting)
+    beside = True if found is None else ~found.serial_data
+    exposed = np.where(columns.overlap_param_gather & beside, share, late) * forward
+    exposed = exposed + np.where(columns.overlap_grad_reduce & beside, share, late) * backward
     return Exchange(forward, backward, exposed)
 
 

@@ -58,9 +58,10 @@ def domain_ranks(cluster: Cluster) -> int:
     return ranks_per_node(cluster.system, cluster.used_per_domain)
 
 
-def spans(cluster: Cluster, columns: Columns) -> Spans:
+def spans(cluster: Cluster, columns: Columns, ep_domain: int | None = None) -> Spans:
     """Spans of all groups; arrays have the broadcast shape of the layout columns they depend on.
 
+    `ep_domain` is how many neighbouring ranks the exchange of experts takes for one domain, None those that are.
     In the order tp-cp-ep-pp-dp the group dp x cp is no progression; its span is the product of both, exact where
     domains and extents divide each other and an upper bound on domains elsewhere.
     """
@@ -85,17 +86,22 @@ def spans(cluster: Cluster, columns: Columns) -> Spans:
     stacked = np.stack(np.broadcast_arrays(*(size for group in groups.values() for size in group)))
     every = span(cluster, stacked[0::2], stacked[1::2])
     found = {name: Span(*(getattr(every, field.name)[i] for field in fields(Span))) for i, name in enumerate(groups)}
+    if ep_domain is not None:
+        found["ep"] = span(cluster, etp, ep, ep_domain)
     return Spans(**found if pp_last else found | {"dp_cp": _product(found["cp"], found["dp"])})
 
 
-def span(cluster: Cluster, stride: Array, size: Array) -> Span:
-    """Span of the groups `low + stride * (size * high + j)`; `stride` and `size` broadcast."""
+def span(cluster: Cluster, stride: Array, size: Array, domain: int | None = None) -> Span:
+    """Span of the groups `low + stride * (size * high + j)`; `stride` and `size` broadcast.
+
+    `domain` is the number of neighbouring ranks that count as one domain, None those of `domain_ranks`.
+    """
     stride, size = np.broadcast_arrays(stride, size)
     steps, step_index = distinct_values(stride)
     sizes, size_index = distinct_values(size)
     pairs, inverse = distinct_values(step_index * len(sizes) + size_index)
     step, ranks = steps[pairs // len(sizes)], sizes[pairs % len(sizes)]
-    domains, inside = _worst(step, ranks, domain_ranks(cluster), cluster.gpus)
+    domains, inside = _worst(step, ranks, domain or domain_ranks(cluster), cluster.gpus)
     nodes, _ = _worst(step, ranks, ranks_per_node(cluster.system, cluster.used_per_domain), cluster.gpus)
     return Span(size, stride, inside[inverse], domains[inverse], nodes[inverse])
 

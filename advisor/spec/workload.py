@@ -33,9 +33,9 @@ class Workload:
     `tp_async` runs tensor-parallel gathers and scatters of the backward pass beside weight gradients (Megatron does).
     `mtp_depth` overrides the number of prediction modules (None = none are trained unless the model is asked for them).
     `bucket_size` is parameters per bucket of data-parallel traffic, None what the framework takes by itself.
-    `launch_order` says that the GPU starts kernels of all streams in the order of their launch, which overlap of tensor
-    and context parallelism rests on (one hardware queue before Blackwell). `ep_domain` is how many neighbouring ranks
-    HybridEP is told to reach by NVLink, None those that can be.
+    `connections` is the number of hardware queues that the environment asks for (CUDA_DEVICE_MAX_CONNECTIONS), None
+    what a layout needs. `ep_domain` is how many neighbouring ranks HybridEP is told to reach by NVLink, None those that
+    it can.
     """
 
     seq_len: int = 4096
@@ -63,7 +63,7 @@ class Workload:
     mtp_depth: int = 0
     tp_async: bool = True
     bucket_size: int | None = None
-    launch_order: bool = True
+    connections: int | None = None
     ep_domain: int | None = None
     softmax_fused: bool = True
     batch: int | None = None
