@@ -8,12 +8,12 @@ import sys
 import warnings
 from pathlib import Path
 
-from advisor.trial.guard import end_with
+from advisor.trial.guard import end_with_starter
 
 
 def main(job_file: str, folder: str) -> None:
     """Run the job; the exception that ends a rank goes to its stderr as usual."""
-    end_with(os.getppid())
+    end_with_starter()
     warnings.filterwarnings("ignore", module="megatron|torch")
     from advisor.trial.worker.witness import Witness
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from advisor.trial.guard import end_with
+from advisor.trial.guard import end_with_starter
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LEAST_REPEATS = 3
@@ -257,7 +257,7 @@ def open_device(run: dict[str, Any]) -> str:
 
 def main(job_file: str, folder: str) -> None:
     """Run all benchmarks of the job; rank 0 writes them down."""
-    end_with(os.getppid())
+    end_with_starter()
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     device = open_device(job["run"])
     found = {
