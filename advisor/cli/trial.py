@@ -23,7 +23,7 @@ OPTIONS = (
     option("--proxy-layers", section="Trials", type=click.IntRange(1, 10_000), envvar="ADVISOR_PROXY_LAYERS",
            metavar="N", help="Fewer layers and microbatches of the same shapes; the full layout is extrapolated."),
     valued("budget", "15m", "Trials", "Time for all trials together."),
-    flag("resume", "Trials", "Skip trials that have a record in --out."),
+    flag("resume", "Trials", "Skip trials with a record in --out, failed ones too; what Slurm cut off is run again."),
     *AB_OPTIONS,
     *BRIDGE_OPTIONS,
     *DRIVE_OPTIONS,

@@ -12,7 +12,7 @@ from advisor.diagnose.diagnosis import Diagnosis
 from advisor.diagnose.run import diagnose
 from advisor.errors import InputError
 from advisor.trial.processes import Ended
-from advisor.trial.progress import Progress
+from advisor.trial.progress import Progress, lines_of
 
 Kind = Literal[
     "measured", "oom", "nan", "hang", "crash", "queue timeout", "start-up timeout", "total timeout",
@@ -34,6 +34,8 @@ ENDED_BY: Mapping[str, tuple[Kind, str]] = {
     "OUT_OF_MEMORY": ("oom", "more memory per node: --exclusive"),
 }
 CUT_OFF = {"time limit", "preempted", "cancelled"}
+# What says nothing about a layout, so that a resumed call runs it again.
+CUT_FROM_OUTSIDE = CUT_OFF | {"queue timeout", "node failure"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +68,16 @@ def outcome_of(ended: Ended, folder: Path, world: int) -> Outcome:
     ranks = tuple(_ranks(folder))
     if ended.ending == "ended" and ended.exit_code == 0 and len(ranks) == world:
         return Outcome("measured", None, ranks)
-    by, fix = ENDED_BY.get("" if ended.job is None or ended.ending != "ended" else ended.job["state"], (None, ""))
-    cut = ended.ending in {"stopped", "total timeout"} or by in CUT_OFF
-    if cut and _steady_steps(folder, world) >= LEAST_STEPS:
-        return Outcome("measured", None, ranks)
     for kind in ("oom", "nan"):
         told = next((rank for rank in ranks if rank["outcome"] == kind), None)
         if told is not None:
             lines = _tail(folder, told["rank"])
             failure = Failure(kind, told["rank"], 1, str(told["message"]), lines)
             return Outcome("oom" if kind == "oom" else "nan", failure, ranks)
+    by, fix = ENDED_BY.get("" if ended.job is None or ended.ending != "ended" else ended.job["state"], (None, ""))
+    cut = ended.ending in {"stopped", "total timeout"} or by in CUT_OFF
+    if cut and _steady_steps(folder, world) >= LEAST_STEPS:
+        return Outcome("measured", None, ranks)
     if by is not None or ended.ending != "ended":
         return _overrun(ended, by, fix, folder, ranks)
     return _crash(ended, folder, ranks)
@@ -136,7 +138,7 @@ def steady_steps(folder: Path) -> dict[int, list[dict[str, Any]]]:
     """Lines of the steady steps that every rank has told of, by rank; also of a group that was cut off."""
     found: dict[int, list[dict[str, Any]]] = {}
     for path in folder.glob("progress-*.jsonl"):
-        lines = [json.loads(line) for line in path.read_bytes().rpartition(b"\n")[0].splitlines()]
+        lines = lines_of(path.read_bytes().rpartition(b"\n")[0])
         rank = int(path.stem.removeprefix("progress-"))
         found[rank] = [line for line in lines if line["at"] == "step" and line["phase"] == "steady"]
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -72,4 +73,13 @@ class Progress:
                 whole, _, _ = file.read().rpartition(b"\n")
             if whole:
                 self._read[rank] = self._read.get(rank, 0) + len(whole) + 1
-                yield from ((rank, json.loads(line)) for line in whole.splitlines())
+                yield from ((rank, line) for line in lines_of(whole))
+
+
+def lines_of(text: bytes) -> list[dict[str, Any]]:
+    """What a rank has told; what a full disk made of a line is left out."""
+    found = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return [line for line in found if isinstance(line, dict)]

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from advisor.trial.local import Local
-from advisor.trial.outcome import outcome_of
+from advisor.trial.outcome import CUT_FROM_OUTSIDE, outcome_of
 from advisor.trial.processes import Ended, Limits
 from advisor.trial.progress import Progress
-from advisor.trial.record import make_record
-from advisor.trial.store import Store
+from advisor.trial.record import SCHEMA_VERSION, make_record
+from advisor.trial.store import Store, kept_in
 from advisor.trial.trials import Trial
 
 
@@ -35,7 +35,8 @@ class Backend(Protocol):
 class Rules:
     """How trials are run: limits of one, seconds for all of them (None = no budget), whether finished ones are skipped.
 
-    `backend` starts their ranks.
+    A trial that failed by itself, or at one of `limits`, is finished too; one that was cut off from outside is not.
+    `backend` starts the ranks.
     """
 
     limits: Limits
@@ -63,7 +64,7 @@ def run_trials(trials: Iterable[Trial], store: Store, rules: Rules, tell: Tell) 
     is run again by a resumed call.
     """
     begin = time.monotonic()
-    finished = store.finished() if rules.resume else {}
+    finished = _finished(store) if rules.resume else {}
     for trial in trials:
         if trial.key in finished:
             yield Ran(trial, finished[trial.key], False)
@@ -78,12 +79,22 @@ def run_trials(trials: Iterable[Trial], store: Store, rules: Rules, tell: Tell) 
         yield Ran(trial, record, True)
 
 
+def _finished(store: Store) -> dict[str, dict[str, Any]]:
+    """Records by key of trials that ended by themselves or at a limit of theirs, in the form of this version."""
+    return {
+        key: record
+        for key, record in store.newest().items()
+        if record.get("schema_version") == SCHEMA_VERSION and record.get("outcome") not in CUT_FROM_OUTSIDE
+    }
+
+
 def run_one(trial: Trial, store: Store, rules: Rules, left_s: float | None, tell: Tell) -> dict[str, Any] | None:
     """One attempt in a folder of its own; None where the budget of `left_s` seconds ended it without a measurement."""
     folder = store.attempt(trial.name)
-    (folder / "job.json").write_text(json.dumps(trial.job, indent=2), encoding="utf-8")
     limits = rules.limits if left_s is None else replace(rules.limits, end_s=left_s)
-    ended = rules.backend.run(trial, folder, limits, lambda progress: tell(trial, progress))
+    with kept_in(folder):
+        (folder / "job.json").write_text(json.dumps(trial.job, indent=2), encoding="utf-8")
+        ended = rules.backend.run(trial, folder, limits, lambda progress: tell(trial, progress))
     outcome = outcome_of(ended, folder, trial.ranks)
     if outcome.kind == "total timeout" and ended.seconds > limits.end_s:
         return None

@@ -30,45 +30,68 @@ class Store:
             raise InputError(f"--out {self.folder}: {problem.strerror}", "name a folder that can be written") from None
 
     def records(self) -> list[dict[str, Any]]:
-        """All records in the order they were written; a line that was cut off when its writer died is left out."""
-        try:
-            lines = (self.folder / LINES).read_text(encoding="utf-8").splitlines()
-        except OSError:
-            return []
+        """All records in the order they were written; a line that was cut off when its writer died is left out.
+
+        Raises InputError where the file cannot be read.
+        """
+        path = self.folder / LINES
+        with kept_in(path):
+            lines = path.read_bytes().splitlines() if path.exists() else []
         found = []
         for line in lines:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 record = json.loads(line)
                 if isinstance(record, dict):
                     found.append(record)
         return found
 
-    def finished(self) -> dict[str, dict[str, Any]]:
+    def newest(self) -> dict[str, dict[str, Any]]:
         """The newest record per key."""
         return {str(record["key"]): record for record in self.records() if "key" in record}
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add one record; it is on the disk when this returns, whole or not at all."""
+        """Add one record; it is on the disk when this returns, whole or not at all. Raises InputError."""
         line = (json.dumps(record, allow_nan=False) + "\n").encode()
-        handle = os.open(self.folder / LINES, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            size = os.fstat(handle).st_size
-            if size and os.pread(handle, 1, size - 1) != b"\n":
-                line = b"\n" + line
-            os.write(handle, line)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        with kept_in(self.folder / LINES):
+            handle = os.open(self.folder / LINES, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                _append(handle, line)
+            finally:
+                os.close(handle)
 
     def attempt(self, name: str) -> Path:
-        """A new folder for one more attempt at a trial; earlier ones are kept."""
+        """A new folder for one more attempt at a trial; earlier ones are kept. Raises InputError."""
         for number in _counting(self.folder / name):
             folder = self.folder / name / str(number)
-            with contextlib.suppress(FileExistsError):
+            with kept_in(folder), contextlib.suppress(FileExistsError):
                 folder.mkdir(parents=True)
                 return folder
         raise AssertionError("counting ends nowhere")
+
+
+@contextlib.contextmanager
+def kept_in(path: Path) -> Iterator[None]:
+    """What cannot be kept in `path`, for want of space or permission, is an InputError that says so."""
+    try:
+        yield
+    except OSError as problem:
+        raise InputError(
+            f"{path}: {problem.strerror or problem}", "name a folder with room that can be written"
+        ) from None
+
+
+def _append(handle: int, line: bytes) -> None:
+    """Write a line to the end of a locked file, and nothing where not all of it can be written."""
+    size = os.fstat(handle).st_size
+    rest = memoryview(line if not size or os.pread(handle, 1, size - 1) == b"\n" else b"\n" + line)
+    try:
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+        os.fsync(handle)
+    except OSError:
+        os.ftruncate(handle, size)
+        raise
 
 
 def _counting(folder: Path) -> Iterator[int]:

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from advisor.trial.outcome import outcome_of
+from advisor.trial.outcome import outcome_of, steady_steps
 from advisor.trial.processes import Ended
+from advisor.trial.progress import Progress
 
 TORCHRUN = """\
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
@@ -62,6 +63,23 @@ def test_what_a_rank_told_comes_before_what_others_saw(folder, kind):
     left(folder, 1, kind, message="it was me")
     found = outcome_of(Ended("ended", 1, 1.0), folder, 2)
     assert (found.kind, found.failure.rank, found.failure.message) == (kind, 1, "it was me")
+
+
+def test_a_rank_that_told_why_counts_before_steps_that_were_enough(folder):
+    left(folder, 0, "unfinished", [0.1] * 5)
+    left(folder, 1, "nan", [0.1] * 5, message="loss is nan in step 5")
+    assert outcome_of(Ended("stopped", None, 9.0), folder, 2).kind == "nan"
+
+
+def test_what_a_full_disk_made_of_a_line_is_left_out(folder):
+    for rank in (0, 1):
+        left(folder, rank, "unfinished", [0.1] * 5)
+    with (folder / "progress-1.jsonl").open("a") as file:
+        file.write('{"at": "step", "num\n"broken"\n')
+    assert len(steady_steps(folder)[1]) == 5
+    progress = Progress(folder)
+    progress.read()
+    assert progress.steps == 5
 
 
 def test_out_of_memory_is_found_in_the_log_of_a_rank_that_told_nothing(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ pytest.importorskip("torch")
 import jsonschema
 import psutil
 
+from advisor.errors import InputError
 from advisor.trial.job import Drive
 from advisor.trial.local import Local
 from advisor.trial.processes import Limits
@@ -85,6 +87,32 @@ def test_a_measured_trial_is_recorded_and_resumed(tmp_path, trials):
     assert not again.fresh
     assert again.record["key"] == record["key"]
     assert len(store.records()) == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "fresh"), [("oom", False), ("hang", False), ("cancelled", True), ("preempted", True)]
+)
+def test_a_resumed_call_runs_again_what_was_cut_off_from_outside(tmp_path, trials, outcome, fresh):
+    store = act(tmp_path)
+    (first,) = run(trials, store)
+    store.append({**first.record, "outcome": outcome, "measured": None})
+    (again,) = run(trials, store, resume=True)
+    assert again.fresh is fresh
+    store.append({**first.record, "schema_version": 0})
+    (again,) = run(trials, store, resume=True)
+    assert again.fresh
+
+
+def test_a_disk_that_is_full_is_an_error_of_the_folder_and_leaves_nobody(tmp_path, trials, monkeypatch):
+    store = act(tmp_path, r0="deaf", r1="deaf")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(InputError, match=r"/1: No space left on device") as problem:
+        run(trials, store, tell=full)
+    assert "room" in problem.value.hint
+    assert gone(store)
 
 
 def test_a_crash_names_its_rank_and_the_next_trial_runs(tmp_path, trials):

@@ -22,7 +22,7 @@ def test_records_come_back_in_order_and_the_newest_counts(tmp_path):
     for key, value in (("a", 1), ("b", 2), ("a", 3)):
         store.append({"key": key, "value": value})
     assert [one["value"] for one in store.records()] == [1, 2, 3]
-    assert store.finished()["a"]["value"] == 3
+    assert store.newest()["a"]["value"] == 3
 
 
 def test_a_line_cut_off_loses_only_itself(tmp_path):
@@ -64,6 +64,45 @@ def test_writers_beside_each_other_and_killed_ones_leave_whole_lines(tmp_path):
     for name in "ab":
         numbers = [int(one["key"][2:]) for one in Store(tmp_path).records() if one["key"].startswith(name)]
         assert numbers == list(range(len(numbers)))
+
+
+def test_a_file_of_no_text_and_a_nested_line_lose_only_themselves(tmp_path):
+    store = Store(tmp_path)
+    store.append({"key": "a"})
+    with (tmp_path / LINES).open("ab") as file:
+        file.write(b"\xff\xfe{}\n" + b"[" * 100_000 + b"\n")
+    store.append({"key": "b"})
+    assert [one["key"] for one in store.records()] == ["a", "b"]
+
+
+def test_a_record_is_written_whole_or_not_at_all_where_space_ends(tmp_path):
+    """The limit on the size of a file lets the first record in whole, and of the second a part."""
+    code = (
+        "import resource, sys; from pathlib import Path; from advisor.errors import InputError;"
+        "from advisor.trial.store import Store; store = Store(Path(sys.argv[1]));"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000));"
+        "store.append({'key': 'a', 'pad': 'x' * 4000})\n"
+        "try: store.append({'key': 'b', 'pad': 'x' * 4000})\n"
+        "except InputError as problem: print(problem)"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path)]
+    ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "trials.jsonl: File too large" in ran.stdout, ran.stderr
+    assert "name a folder with room" in ran.stdout
+    assert [one["key"] for one in Store(tmp_path).records()] == ["a"]
+    assert (tmp_path / LINES).read_bytes().count(b"\n") == 1
+    Store(tmp_path).append({"key": "c"})
+    assert [one["key"] for one in Store(tmp_path).records()] == ["a", "c"]
+
+
+def test_what_stands_in_the_way_of_a_record_or_an_attempt_is_named(tmp_path):
+    (tmp_path / "tp2").write_text("")
+    with pytest.raises(InputError, match=r"tp2/1: Not a directory"):
+        Store(tmp_path).attempt("tp2")
+    (tmp_path / LINES).mkdir()
+    for act in (Store(tmp_path).records, lambda: Store(tmp_path).append({"key": "a"})):
+        with pytest.raises(InputError, match=r"trials\.jsonl: Is a directory"):
+            act()
 
 
 def test_a_folder_that_cannot_be_made_is_an_input_error(tmp_path):
