@@ -74,8 +74,8 @@ class Gate:
             met[np.searchsorted(ends, places)] = True
             index = np.flatnonzero(met[:-1])
             starts = np.where(index > 0, ends[index - 1] + 1, 0)
-            for at, start, stop in zip(index.tolist(), starts.tolist(), ends[index].tolist(), strict=True):
-                yield at, shapes[start:stop]
+            lines = map(slice, starts.tolist(), ends[index].tolist())
+            yield from zip(index.tolist(), map(shapes.__getitem__, lines), strict=True)
 
     def _gram_places(self, shapes: bytes) -> NDArray[np.int64]:
         """Where a known gram begins."""

@@ -8,19 +8,21 @@ is decided once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from advisor.logs.blocks import LOOK_BACK_LINES, Block, Feed, Size
-from advisor.logs.gate import Gate
+from advisor.logs.gate import Gate, shape_of
 from advisor.logs.sources import Source
 from advisor.logs.tags import Tag, file_tag, is_numbered, read_tag
-from advisor.logs.text import LONGEST_LINE_BYTES, clean
+from advisor.logs.text import LONGEST_LINE_BYTES, clean, last_state
 from advisor.logs.times import Clock
 
 MOST_SHAPES = 1 << 14
 MOST_OF_A_SHAPE = 5000
 _FIRST_LINES = 200
+_FEWEST_ROWS = 8
 
 Marks = tuple[int, ...]
 
@@ -37,12 +39,23 @@ class Hit:
     marks: Marks
 
 
+class Rows(Protocol):
+    """Reads lines that are rows of one table, many at once."""
+
+    def fit(self, shape: bytes, marks: Marks) -> bool:
+        """Whether lines of this shape, which hold no more than `marks`, may be read so."""
+
+    def take(self, source: Source, block: Block, lines: Sequence[int]) -> bool:
+        """Read lines of a block, all or none of them; False = none, they are then handed on one by one."""
+
+
 class Scanner:
     """Reads logs with one judgement of shapes.
 
     `gate` knows the texts of interest and their marks, `confirm` looks at a line that holds some of them and says which
     marks hold. Marks in `latest` may be on every line: of those only the first after another hit and the last before
     one are handed on. So it goes with a shape that has been seen `most` times. Lines have times where `timed`.
+    Lines whose shape fits `rows` go there, in order, unless they are followed; only those refused are handed on.
     """
 
     def __init__(
@@ -51,10 +64,13 @@ class Scanner:
         confirm: Callable[[str, Marks], Marks],
         latest: frozenset[int] = frozenset(),
         most: float = MOST_OF_A_SHAPE,
+        *,
         timed: bool = True,
+        rows: Rows | None = None,
     ) -> None:
         self._gate, self._confirm, self._latest, self._most, self._timed = gate, confirm, latest, most, timed
-        self._shapes: dict[bytes, Marks] = {}
+        self._rows = rows
+        self._shapes: dict[bytes, tuple[Marks, bool]] = {}
         self._following = 0
 
     def follow(self, lines: int) -> None:
@@ -69,35 +85,58 @@ class Scanner:
             feed = Feed(stream, size)
             reader = _Reader(source, feed.head, self._timed)
             for block in feed.blocks():
-                for line in self._of_block(block, repeats):
+                for line in self._of_block(source, block, repeats):
                     yield reader.hit(line)
                 repeats.keep(block)
             for line in filter(self._confirmed, repeats.flush(None)):
                 yield reader.hit(line)
 
-    def _of_block(self, block: Block, repeats: _Repeats) -> Iterator[_Line]:
-        """Lines of interest without the bulk of what repeats, and those that are followed."""
-        fresh, waiting, known, done = repeats.fresh, repeats.waiting, self._shapes, 0
+    def _of_block(self, source: Source, block: Block, repeats: _Repeats) -> Iterator[_Line]:
+        """Lines of interest without rows and the bulk of what repeats, and those that are followed."""
+        fresh, waiting, known, done, rows = repeats.fresh, repeats.waiting, self._shapes, 0, list[int]()
         for index, shape in self._gate.candidates(block.data):
             if self._following > 0:
                 yield from self._followed(block, done, index)
             done = index + 1
-            possible = known.get(shape)
-            if possible is None:
-                possible = self._judged(shape)
+            possible, is_row = known.get(shape) or self._judged(shape)
+            if is_row and self._following <= 0:
+                rows.append(index)
+                continue
+            if rows and (possible or self._following > 0):
+                yield from self._refused(source, block, rows)
+                rows.clear()
             if possible in fresh:
                 waiting[possible] = index
             elif possible or self._following > 0:
-                line = _Line(block, index, possible, self._following > 0)
-                self._following -= line.followed
-                if not self._confirmed(line):
-                    continue
-                if possible and repeats.bulk(possible, self._latest, self._most):
-                    fresh.add(possible)
-                else:
-                    yield from filter(self._confirmed, repeats.flush(block))
-                yield line
+                yield from self._one(_Line(block, index, possible, self._following > 0), repeats)
+        yield from self._refused(source, block, rows)
         yield from self._followed(block, done, len(block))
+
+    def _one(self, line: _Line, repeats: _Repeats) -> Iterator[_Line]:
+        """A line that may matter, after what was kept before it."""
+        self._following -= line.followed
+        if not self._confirmed(line):
+            return
+        if line.possible and repeats.bulk(line.possible, self._latest, self._most):
+            repeats.fresh.add(line.possible)
+        else:
+            yield from filter(self._confirmed, repeats.flush(line.block))
+        yield line
+
+    def _refused(self, source: Source, block: Block, rows: list[int]) -> Iterator[_Line]:
+        """Hand lines to `rows`; what these refuse is halved until the lines that do not fit are alone."""
+        if not rows or (self._rows is not None and self._following <= 0 and self._rows.take(source, block, rows)):
+            return
+        if len(rows) > _FEWEST_ROWS:
+            half = len(rows) // 2
+            yield from self._refused(source, block, rows[:half])
+            yield from self._refused(source, block, rows[half:])
+            return
+        for index in rows:
+            line = _Line(block, index, self._judged(shape_of(block.line(index)))[0], self._following > 0)
+            self._following -= line.followed
+            if self._confirmed(line):
+                yield line
 
     def _followed(self, block: Block, start: int, stop: int) -> Iterator[_Line]:
         """Lines from `start` on that are followed though they hold nothing of interest."""
@@ -114,15 +153,17 @@ class Scanner:
         line.marks = self._confirm(line.text, line.possible) if line.possible else ()
         return bool(line.marks) or line.followed
 
-    def _judged(self, shape: bytes) -> Marks:
-        marks = self._shapes.get(shape)
-        if marks is None:
+    def _judged(self, shape: bytes) -> tuple[Marks, bool]:
+        """What a shape may hold, and whether its lines are rows."""
+        found = self._shapes.get(shape)
+        if found is None:
             if len(self._shapes) >= MOST_SHAPES:
                 self._shapes.clear()
-            marks = self._gate.marks(shape)
+            marks = self._gate.marks(last_state(shape))
+            found = (marks, bool(marks) and self._rows is not None and self._rows.fit(shape, marks))
             if len(shape) <= LONGEST_LINE_BYTES // 16:
-                self._shapes[shape] = marks
-        return marks
+                self._shapes[shape] = found
+        return found
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from advisor.check.readback.blocks import BlockReader, Launched, Scores, Summary, Yaml
 from advisor.check.readback.observed import Observed, Peak, Place, Remark, Seen
+from advisor.check.readback.rows import StepRows
 from advisor.check.readback.steps import StepTimes
 from advisor.check.readback.values import fields_of, value_of
 from advisor.check.readback.wording import Wording, wordings
@@ -30,17 +31,20 @@ _GROUP = re.compile(r"\{(\w+)\}")
 _HINT = "give the stdout of a training job: Megatron-Bridge, Megatron-LM, ft_launcher or Slurm"
 
 
-def read_log(names: Sequence[str]) -> Observed:
+def read_log(names: Sequence[str], *, fast: bool = True) -> Observed:
     """What the logs behind `names` say: files (.gz too), folders, "-" for stdin.
 
-    Logs are read once, as streams; of a setting that is said several times the last word counts. Raises InputError for
+    Logs are read once, as streams; of a setting that is said several times the last word counts. `fast` reads reports
+    of steps many at once; without it every line goes one way, with the same answer. Raises InputError for
     a log that cannot be read, is empty or no text, and where no line is one of a framework that is known.
     """
     sources = [source for source in find_sources(names) if source.kind == "text"]
     if not sources:
         raise InputError(f"{names[0]}: no text", _HINT)
     known = wordings()
-    scanner, gathered = Scanner(known.gate, known.confirm, most=float("inf"), timed=False), _Gathered()
+    gathered = _Gathered()
+    rows = StepRows(known, gathered.times, gathered.short)
+    scanner = Scanner(known.gate, known.confirm, most=float("inf"), timed=False, rows=rows if fast else None)
     others: set[str] = set()
     for source in sources:
         size = Size()
@@ -54,9 +58,9 @@ def read_log(names: Sequence[str]) -> Observed:
         except OSError as problem:
             raise InputError(f"{source.name}: {problem.strerror or problem}", _HINT) from problem
         gathered.end(size)
-    if not gathered.seen_any:
+    if not (gathered.seen_any or rows.met):
         raise _unknown(sources, gathered.lines, others)
-    return gathered.observed()
+    return gathered.observed(bridge="short-step" in rows.met)
 
 
 def _unknown(sources: Sequence[Source], lines: int, others: set[str]) -> InputError:
@@ -75,7 +79,7 @@ class _Gathered:
         self.seen_any, self.lines, self.wants = False, 0, 0
         self._settings: dict[str, Seen] = {}
         self._frameworks: list[str] = []
-        self._times, self._short = StepTimes(), StepTimes()
+        self.times, self.short = StepTimes(), StepTimes()
         self._peaks: dict[int | None, Peak] = {}
         self._remarks: dict[tuple[str, str], Remark] = {}
         self._records: dict[str, str] = {}
@@ -97,8 +101,8 @@ class _Gathered:
                 raise InputError(f"{source.name}: binary, not a log", _HINT)
         self._source = source
         self._files.append(source.name)
-        self._times.begin()
-        self._short.begin()
+        self.times.begin()
+        self.short.begin()
 
     def end(self, size: Size) -> None:
         """The log is over."""
@@ -175,12 +179,13 @@ class _Gathered:
             for name, value in fields_of(record):
                 self._hold(f"{section}.{name}", Seen(seen.file, seen.line, seen.text, value, "record"))
 
-    def _step(self, _kind: Wording, parts: Mapping[str, str], seen: Seen, _hit: Hit) -> None:
-        self._times.report(parts, seen)
+    def _step(self, kind: Wording, parts: Mapping[str, str], seen: Seen, _hit: Hit) -> None:
+        self.times.report(parts, Place(seen.file, seen.line, seen.text), kind.per_s)
 
-    def _short_step(self, _kind: Wording, parts: Mapping[str, str], seen: Seen, hit: Hit) -> None:
-        """Bridge's line of rank 0; it has no iteration, so its place stands for one."""
-        self._short.add(hit.number, float(parts["seconds"]), float(parts["tflops"]), seen)
+    def _short_step(self, _kind: Wording, parts: Mapping[str, str], seen: Seen, _hit: Hit) -> None:
+        """Bridge's line of rank 0, which stands in where no whole line is."""
+        if not self.times.enough:
+            self.short.short([(parts["seconds"], parts["tflops"])], Place(seen.file, seen.line, seen.text))
 
     def _memory(self, kind: Wording, parts: Mapping[str, str], seen: Seen, hit: Hit) -> None:
         rank = int(parts["rank"]) if "rank" in parts else hit.tag.rank
@@ -195,12 +200,12 @@ class _Gathered:
         if len(self._remarks) < MOST_REMARKS:
             self._remarks.setdefault(key, Remark(seen.file, seen.line, shown(seen.text.strip()), kind.tells))
 
-    def observed(self) -> Observed:
-        """Everything."""
-        if self._times.batch is not None:
-            count, place = self._times.batch
+    def observed(self, *, bridge: bool) -> Observed:
+        """Everything; `bridge` says that a line of Bridge is among those read as rows."""
+        if self.times.batch is not None:
+            count, place = self.times.batch
             self._settings.setdefault("train.global_batch_size", Seen(place.file, place.line, place.text, count))
-        framework = self._framework()
+        framework: Framework | None = "bridge" if bridge else self._framework()
         worst = max(self._peaks.values(), key=lambda one: one.allocated_bytes, default=None)
         peak = None
         if worst is not None:
@@ -211,7 +216,7 @@ class _Gathered:
         gpus = self._settings.pop("gpus", None)
         remarks = sorted(self._remarks.values(), key=lambda one: (self._files.index(one.file), one.line))
         return Observed(
-            framework, self._version(framework), self._settings, gpus, self._times.steps() or self._short.steps(), peak,
+            framework, self._version(framework), self._settings, gpus, self.times.steps() or self.short.steps(), peak,
             tuple(remarks), tuple(self._files), self.lines, tuple(self._problems),
         )  # fmt: skip
 

@@ -28,6 +28,7 @@ class Wording:
     dropped: bool
     tells: str
     unit_bytes: float
+    per_s: float
     example: str
     source: str
 
@@ -61,6 +62,14 @@ class Wordings:
         beyond = [mark - len(self.all) for mark in marks if mark >= len(self.all)]
         return self.others[beyond[0]][0] if beyond else None
 
+    def id_of(self, mark: int) -> str:
+        """Id of the sentence behind a mark; "" for what another program prints."""
+        return self.all[mark].id if mark < len(self.all) else ""
+
+    def by_id(self, name: str) -> Wording:
+        """The sentence of that id."""
+        return next(one for one in self.all if one.id == name)
+
     def _texts(self, mark: int) -> tuple[str, ...]:
         return self.all[mark].text if mark < len(self.all) else (self.others[mark - len(self.all)][1],)
 
@@ -86,6 +95,7 @@ def _wording(row: Mapping[str, Any]) -> Wording:
     return Wording(
         row["id"], row["framework"], tuple(row["text"]), re.compile(row["regex"]) if "regex" in row else None,
         row.get("holds", {}), row.get("dropped", False), row.get("tells", ""), float(row.get("unit_bytes", 0)),
+        float(row.get("per_s", 1)),
         row["example"], row["source"],
     )  # fmt: skip
 
