@@ -40,6 +40,7 @@ def traits(job: Job) -> frozenset[str]:
         "b300": gpu.name.startswith("b300"),
         "grace": gpu.name.startswith("gb"),
         "latent_attention": job.model.has_mla,
+        "fine_offload": bool(knobs.offload_modules),
         "inference": job.workload.mode != "train",
     }
     return frozenset(name for name, holds in held.items() if holds)

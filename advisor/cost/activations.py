@@ -16,8 +16,8 @@ import numpy as np
 
 from advisor.cost.mixers import mixer_tensors, mixer_transient
 from advisor.cost.router import load_factor
-from advisor.cost.tensors import Local, Tensors, add, local
-from advisor.spec.layout import Array, Columns, Dispatcher
+from advisor.cost.tensors import AWAY, Local, Tensors, add, local
+from advisor.spec.layout import OFFLOAD_MODULES, Array, Columns, CudaGraph, Dispatcher
 from advisor.spec.model import DenseMlp, ExpertMlp, Layer, Model
 from advisor.spec.workload import Workload
 
@@ -31,7 +31,8 @@ class LayerActivations:
 
     `saved` is what selective recomputation leaves, `full` without any recomputation, `entry` the layer input alone
     (what full recomputation keeps), `transient` what its backward pass allocates on top of the saved tensors
-    and `dispatch` the token buffers of the dispatcher at that time.
+    and `dispatch` the token buffers of the dispatcher at that time. `offloaded` of the `saved` bytes are inputs of the
+    modules that `offload_modules` names, a single zero in a table without any.
     """
 
     saved: Array
@@ -39,6 +40,7 @@ class LayerActivations:
     entry: Array
     transient: Array
     dispatch: Array
+    offloaded: Array
 
 
 def dense_tensors(mlp: DenseMlp, model: Model, at: Local) -> Tensors:
@@ -66,13 +68,14 @@ def expert_tensors(mlp: ExpertMlp, model: Model, workload: Workload, at: Local) 
     out: Tensors = {}
     rows = expert_rows(mlp, workload, at)
     fc1 = 2 if mlp.gated else 1
-    add(out, (), at.element * model.hidden * model.hyper_connections * at.owned)
+    add(out, at.goes("mlp_norm"), at.element * model.hidden * model.hyper_connections * at.owned)
     add(out, ("layernorm",), at.element * model.hidden * at.owned)
     add(out, ("moe",), ROUTER_BYTES * mlp.experts * at.owned)
     if mlp.latent is not None:
         add(out, ("moe",), at.element * 2 * mlp.latent * at.owned)
-    add(out, ("moe",), rows * (at.linear_input * (mlp.latent or model.hidden) + 4))
-    add(out, ("moe",), rows * at.element * fc1 * mlp.ffn / at.etp)
+    permuted = rows * (at.linear_input * (mlp.latent or model.hidden) + 4)
+    add(out, ("moe", *at.goes("expert_fc1")), permuted)
+    add(out, ("moe", *at.goes("moe_act")), rows * at.element * fc1 * mlp.ffn / at.etp)
     add(out, ("moe", "moe_act"), rows * at.linear_input * mlp.ffn / at.etp)
     if not workload.expert_activation_fused:
         # Weighting by the routing probability keeps the activation output; a gated one its factor as well.
@@ -157,7 +160,7 @@ def layer_activations(layer: Layer, model: Model, workload: Workload, columns: C
     def keep(modules: tuple[str, ...]) -> Array | float:
         dropped: Array | bool = False
         for module in modules:
-            dropped = dropped | getattr(columns, f"rc_{module}")
+            dropped = dropped | (False if module.startswith(AWAY) else getattr(columns, f"rc_{module}"))
         return 1.0 - np.asarray(dropped, dtype=np.float64)
 
     full = _total(tensors, lambda _: 1.0, zero)
@@ -170,4 +173,19 @@ def layer_activations(layer: Layer, model: Model, workload: Workload, columns: C
         entry=at.element * model.hidden * model.hyper_connections * at.owned,
         transient=np.maximum(np.maximum(mlp_transient, behind), 0.0),
         dispatch=dispatch,
+        offloaded=_total(_marked(tensors), lambda modules: keep(modules) * _goes(modules, columns), np.zeros(1)),
     )
+
+
+def _marked(tensors: Tensors) -> Tensors:
+    return {modules: size for modules, size in tensors.items() if modules and modules[-1].startswith(AWAY)}
+
+
+def _goes(modules: tuple[str, ...], columns: Columns) -> Array:
+    """1 where the module that a tensor is marked with is offloaded, else 0: norms in a scoped CUDA graph stay.
+
+    Source: ML:megatron/core/transformer/transformer_layer.py, _set_offload_modules (megatron-core 0.19.2).
+    """
+    module = modules[-1].removeprefix(AWAY)
+    stays = (columns.cuda_graph == CudaGraph.scoped) & module.endswith("_norm")
+    return (columns.offload_modules >> OFFLOAD_MODULES.index(module)) & np.where(stays, 0, 1)

@@ -79,8 +79,10 @@ def _routed_width(model: Model, mlp: ExpertMlp) -> int:
     return mlp.latent or model.hidden
 
 
-def host_bytes(cluster: Cluster, workload: Workload, columns: Columns, state: States | None) -> Array:
-    """Host RAM per node: offloaded optimizer state, a staged checkpoint shard and loader workers of its ranks.
+def host_bytes(
+    cluster: Cluster, workload: Workload, columns: Columns, state: States | None, activations: Array
+) -> Array:
+    """Host RAM per node: offloaded optimizer state and activations, a staged checkpoint shard and loader workers.
 
     A distributed checkpoint stages the optimizer shard of every rank, and its share of the weights
     (ML:megatron/core/dist_checkpointing/strategies/fully_parallel.py).
@@ -93,4 +95,4 @@ def host_bytes(cluster: Cluster, workload: Workload, columns: Columns, state: St
     staged = state.optimizer / np.maximum(1.0 - columns.optimizer_offload, 1e-9) * (columns.optimizer_offload < 1)
     staged = staged + state.weights / np.maximum(dense_shards, 1)
     workers = facts["loader_workers"].value * facts["loader_worker_bytes"].value
-    return ranks * (state.offloaded + staged + workers)
+    return ranks * (state.offloaded + activations + staged + workers)

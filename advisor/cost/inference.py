@@ -82,4 +82,5 @@ def serving_stage(model: Model, cluster: Cluster, workload: Workload, columns: C
         moments={"serving": terms},
         graph_inputs=np.zeros(1),
         states=None,
+        on_host=np.zeros(1),
     )

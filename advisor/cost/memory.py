@@ -85,7 +85,9 @@ class MemoryColumns:
     @cached_property
     def host_bytes(self) -> Array:
         """Host memory per node."""
-        sizes = [host_bytes(self.cluster, self.workload, self.columns, part.states) for part in self.parts]
+        sizes = [
+            host_bytes(self.cluster, self.workload, self.columns, part.states, part.on_host) for part in self.parts
+        ]
         return np.broadcast_to(largest([np.zeros(1), *sizes]), self.columns.shape)
 
     @cached_property

@@ -35,10 +35,12 @@ def mixer_tensors(layer: Layer, model: Model, workload: Workload, columns: Colum
     mixer = layer.mixer
     if mixer is None:
         return out
-    add(out, (), at.element * model.hidden * model.hyper_connections * at.owned)
     # The norm before multi-head latent attention is a module of its own, else it is fused into the projection.
-    separate = ("layernorm",) if isinstance(mixer, LatentAttention) else ()
-    add(out, separate, at.linear_input * model.hidden * at.owned)
+    latent, grouped = isinstance(mixer, LatentAttention), isinstance(mixer, GroupedQueryAttention)
+    entry = at.goes("attn_norm") if latent else at.goes("qkv_linear") if grouped else ()
+    add(out, entry, at.element * model.hidden * model.hyper_connections * at.owned)
+    normalised = at.goes("qkv_linear") if latent or grouped else ()
+    add(out, (*(("layernorm",) if latent else ()), *normalised), at.linear_input * model.hidden * at.owned)
     if isinstance(mixer, GroupedQueryAttention):
         _grouped(out, mixer, at)
         _scores(out, mixer.heads, workload, columns, at)
@@ -58,15 +60,16 @@ def mixer_tensors(layer: Layer, model: Model, workload: Workload, columns: Colum
 
 def _projection_input(out: Tensors, width: Array, at: Local) -> None:
     """Attention output: kept by attention and, as the same tensor, by the projection; a copy when it is quantised."""
-    add(out, (), at.element * width)
+    add(out, at.goes("core_attn" if at.quantised else "attn_proj"), at.element * width)
     if at.quantised:
-        add(out, (), at.linear_input * width)
+        add(out, at.goes("attn_proj"), at.linear_input * width)
 
 
 def _grouped(out: Tensors, mixer: GroupedQueryAttention, at: Local) -> None:
     queries = mixer.heads / at.tp * at.tokens
     keys = local_kv_heads(mixer.kv_heads, at.tp) * at.tokens
-    add(out, (), at.element * (queries * mixer.head_dim + keys * (mixer.head_dim + mixer.v_head_dim)))
+    kept = at.element * (queries * mixer.head_dim + keys * (mixer.head_dim + mixer.v_head_dim))
+    add(out, at.goes("core_attn"), kept)
     if mixer.qk_norm != "none":
         add(out, (), at.element * mixer.head_dim * (queries + keys))
     if mixer.output_gate:
@@ -81,14 +84,14 @@ def _latent(out: Tensors, mixer: LatentAttention, at: Local) -> None:
     qk_dim = mixer.qk_nope_dim + mixer.qk_rope_dim
     down = 2 * (mixer.q_rank or 0) + 2 * mixer.kv_rank + mixer.qk_rope_dim
     add(out, (), at.element * down * at.owned)
-    add(out, ("mla_up_proj",), at.element * queries * (2 * qk_dim + mixer.v_head_dim))
+    add(out, ("mla_up_proj", *at.goes("core_attn")), at.element * queries * (2 * qk_dim + mixer.v_head_dim))
     _projection_input(out, queries * mixer.v_head_dim, at)
 
 
 def _compressed(out: Tensors, mixer: CompressedAttention, at: Local) -> None:
     queries = mixer.heads / at.tp * at.tokens
     add(out, (), at.element * (2 * mixer.q_rank + 2 * mixer.head_dim + mixer.o_rank * mixer.o_groups) * at.owned)
-    add(out, ("mla_up_proj",), at.element * queries * mixer.head_dim)
+    add(out, ("mla_up_proj", *at.goes("core_attn")), at.element * queries * mixer.head_dim)
     add(out, ("core_attn",), 4.0 * queries)
     _projection_input(out, queries * mixer.head_dim, at)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from advisor.cost.activations import LayerActivations, layer_activations
 from advisor.cost.buffers import p2p_bytes, workspace_bytes
+from advisor.cost.offload import away, offloads
 from advisor.cost.params import padded_vocab, stage_params
 from advisor.cost.placeholders import placeholder_bytes
 from advisor.cost.router import Loads, module_loads, routed
@@ -28,19 +29,26 @@ LOSS_BYTES = 6.0
 """bf16 logits and their fp32 copy, which becomes the saved softmax in place; backward again holds both sizes
 (ML:megatron/core/tensor_parallel/cross_entropy.py, fusions/fused_cross_entropy.py: the same for both)."""
 SOFTMAX_BYTES = 4.0
+"""What a prediction module keeps of its logits. Transformer Engine keeps logits alone, in their own type, and writes
+their gradient over them (TE:transformer_engine/pytorch/triton/cross_entropy.py)."""
 GATHERED_LOSS_BYTES = 14.0
 """Plain torch cross entropy on gathered logits: bf16 logits, fp32 copy, log-softmax, fp32 gradient."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageMemory:
-    """Bytes of one stage. `graph_inputs` are static inputs of captured graphs; `states` is None when serving."""
+    """Bytes of one stage.
+
+    `graph_inputs` are static inputs of captured graphs; `states` is None when serving; `on_host` are activations in
+    host memory.
+    """
 
     rank: Array
     static: dict[str, Array]
     moments: dict[str, dict[str, Array]]
     graph_inputs: Array
     states: States | None
+    on_host: Array
 
     def fold(self, fold: Fold) -> StageMemory:
         """The same stage of a table with some cells laid out as rows."""
@@ -52,18 +60,25 @@ class StageMemory:
             },
             graph_inputs=fold(self.graph_inputs),
             states=None if self.states is None else self.states.fold(fold),
+            on_host=fold(self.on_host),
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Activations:
-    """Activations of a stage: kept in all, kept after one microbatch is gone, and the largest layer's backward."""
+    """Activations of a stage: kept in all, kept after one microbatch is gone, and the largest layer's backward.
+
+    `kept` is what waits on the GPU for its backward pass, `running` that with a layer on its way from or to the host,
+    `on_host` what waits there.
+    """
 
     kept: Array
     kept_after_one: Array
     backward: Array
     dispatch: Array
     entries: Array
+    running: Array
+    on_host: Array
 
 
 def training_stage(model: Model, cluster: Cluster, workload: Workload, columns: Columns, stage: Stage) -> StageMemory:
@@ -78,7 +93,7 @@ def training_stage(model: Model, cluster: Cluster, workload: Workload, columns: 
     embedding_grad = at.element * params.embedding
     moments = {
         "forward_backward": {
-            "activations": acts.kept,
+            "activations": acts.running,
             "working_set": acts.backward + placeholders,
             "dispatch_buffers": acts.dispatch,
             "p2p_buffers": p2p,
@@ -106,6 +121,7 @@ def training_stage(model: Model, cluster: Cluster, workload: Workload, columns: 
         moments=moments,
         graph_inputs=np.where(columns.cuda_graph == CudaGraph.scoped, acts.entries, 0.0),
         states=state,
+        on_host=acts.on_host,
     )
 
 
@@ -120,10 +136,11 @@ def _logits(model: Model, workload: Workload, columns: Columns, stage: Stage, at
     if workload.loss_impl == "gathered":
         return stage.loss * (GATHERED_LOSS_BYTES * vocab * at.tokens + 2 * hidden * at.owned)
     logits = vocab / at.tp * at.tokens
-    cross_entropy = LOSS_BYTES * logits
+    in_place = workload.loss_impl == "in_place"
+    cross_entropy = (at.element if in_place else LOSS_BYTES) * logits
     output_backward = at.element * (logits + vocab / at.tp * model.hidden) + hidden * at.tokens
     around = 2 * hidden * at.owned + np.where(at.sp, hidden * at.tokens, 0.0)
-    modules = workload.mtp_depth * SOFTMAX_BYTES * logits
+    modules = workload.mtp_depth * (at.element if in_place else SOFTMAX_BYTES) * logits
     return stage.loss * (np.maximum(cross_entropy, output_backward) + around + modules)
 
 
@@ -158,6 +175,7 @@ def _activations(model: Model, workload: Workload, columns: Columns, stage: Stag
         present = np.minimum(count, 1)
         backward = np.maximum(backward, present * (_rebuilt(one, columns, layers) + one.transient))
         dispatch = np.maximum(dispatch, present * one.dispatch * (1 + columns.ep_overlap))
+    gone = away(model, columns, stage, held, checkpointed) if offloads(columns) else None
     if workload.mtp_depth:
         router = routed(workload)
         loads = () if router is None else module_loads(router, model, columns)
@@ -166,7 +184,10 @@ def _activations(model: Model, workload: Workload, columns: Columns, stage: Stag
         kept = kept + module
     if workload.hidden_dropout:
         kept = kept + stage.embedding * model.hidden * at.owned * np.minimum(columns.pp, columns.num_microbatches)
-    return _Activations(kept, after, backward, dispatch, entries)
+    if gone is None:
+        return _Activations(kept, after, backward, dispatch, entries, kept, np.zeros(1))
+    left = kept - gone.host
+    return _Activations(left, after - gone.after_one, backward, dispatch, entries, left + gone.moving, gone.host)
 
 
 def _loaded(

@@ -26,6 +26,7 @@ from advisor.cost.hiding import (
 )
 from advisor.cost.interval import interval
 from advisor.cost.kernels import dense_gemm, head_kernels, host_s, layer_kernels, sync_s
+from advisor.cost.offload import offload_exchange, offloads
 from advisor.cost.params import padded_vocab, stage_params
 from advisor.cost.pipeline import chunk_passes, fill_and_drain_s, p2p_exposed, steady_s
 from advisor.cost.placement import spans
@@ -43,12 +44,15 @@ from advisor.spec.workload import Workload
 STEP_TERMS = (
     "compute_gemm", "compute_attention", "compute_experts", "compute_memory_bound", "compute_recurrence",
     "compute_head", "recompute", "quantise", "exposed_tp", "exposed_cp", "exposed_ep", "exposed_pp", "exposed_dp",
-    "bubble", "optimizer", "host",
+    "exposed_offload", "bubble", "optimizer", "host",
 )  # fmt: skip
 INTERVAL_LEVEL = 0.8
 
 Seconds = dict[str, Array]
-"""Named seconds; names are `STEP_TERMS`, and "hidden_<parallelism>" for traffic that does not show."""
+"""Named seconds; names are `STEP_TERMS`, and "hidden_<parallelism>" for traffic that does not show.
+
+"hidden_forward" is the forward pass of a layer, there only where activations are offloaded beside it.
+"""
 
 
 def total(seconds: Seconds) -> Array:
@@ -94,6 +98,8 @@ def layer_seconds(layer: Layer, job: Setting) -> Seconds:
     waits = np.maximum(sync_s(layer, job.workload, job.columns, job.profile) - traffic["ep"].forward_exposed, 0.0)
     launches = host_s(layer, whole_layers(job.model, job.columns), job.columns, job.profile)
     seconds["host"] = waits + np.maximum(launches - total(seconds) - waits, 0.0)
+    if offloads(job.columns):
+        seconds["hidden_forward"] = add_up([kernels.forward, *(one.forward_exposed for one in traffic.values())])
     return seconds
 
 
@@ -130,14 +136,15 @@ def _module(job: Setting, kinds: Sequence[Seconds], head: Seconds) -> Seconds:
 class _Parts:
     """A step before its stages are reduced to the slowest: microbatch seconds per layer kind, logits and module.
 
-    `kinds` belong to one representative stage each, `tails` are its seconds once per step, `once` those of the whole
-    pipeline.
+    `kinds` belong to one representative stage each, `copies` are its copies to the host and back in every microbatch,
+    `tails` its seconds once per step, `once` those of the whole pipeline.
     """
 
     head: Seconds
     module: Seconds
     stages: tuple[Stage, ...]
     kinds: tuple[tuple[Seconds, ...], ...]
+    copies: tuple[Seconds, ...]
     tails: tuple[Seconds, ...]
     once: Seconds
 
@@ -145,8 +152,17 @@ class _Parts:
         """What stage number `slot` holds: (count, seconds of one)."""
         stage = self.stages[slot]
         return [
-            *zip(stage.layers, self.kinds[slot], strict=True), (stage.loss, self.head), (stage.modules, self.module)
+            *zip(stage.layers, self.kinds[slot], strict=True), (stage.loss, self.head), (stage.modules, self.module),
+            (np.ones(1), self.copies[slot]),
         ]  # fmt: skip
+
+
+def _copies(stage: Stage, kinds: Sequence[Seconds], job: Setting) -> Seconds:
+    """Copies of activations of one microbatch of a stage; none in a table that offloads nothing."""
+    if not offloads(job.columns):
+        return {}
+    forward = [kind["hidden_forward"] for kind in kinds]
+    return _traffic({"offload": offload_exchange(stage, forward, [total(kind) for kind in kinds], job)})
 
 
 def _tail(stage: Stage, job: Setting, shift: Exchange | None) -> Seconds:
@@ -179,8 +195,9 @@ def _parts(job: Setting) -> _Parts:
         "hidden_pp": behind * message,
     }
     own = tuple(_loaded(job, plain, stage.loads) for stage in stages)
+    copies = tuple(_copies(stage, one, job) for stage, one in zip(stages, own, strict=True))
     shift = None if job.workload.bucket_size is None else bucket_shift(job)
-    return _Parts(head, module, stages, own, tuple(_tail(stage, job, shift) for stage in stages), once)
+    return _Parts(head, module, stages, own, copies, tuple(_tail(stage, job, shift) for stage in stages), once)
 
 
 def setting_of(model: Model, cluster: Cluster, workload: Workload, columns: Columns, profile: Profile) -> Setting:
@@ -196,12 +213,13 @@ def step_seconds(job: Setting) -> Array:
 
 def _seconds(job: Setting, parts: _Parts) -> Array:
     totals = {id(kind): total(kind) for kinds in parts.kinds for kind in kinds}
-    head, module = total(parts.head), total(parts.module)
+    head, module, copies = total(parts.head), total(parts.module), [total(one) for one in parts.copies]
     slowest_s = largest(
         add_up([
-            steady_s(_weighted(stage, [totals[id(kind)] for kind in kinds], head, module), job.columns), total(tail)
+            steady_s(_weighted(stage, [totals[id(kind)] for kind in kinds], [head, module, copied]), job.columns),
+            total(tail),
         ])
-        for stage, kinds, tail in zip(parts.stages, parts.kinds, parts.tails, strict=True)
+        for stage, kinds, copied, tail in zip(parts.stages, parts.kinds, copies, parts.tails, strict=True)
     )  # fmt: skip
     return np.broadcast_to(add_up([slowest_s, total(parts.once)]), job.columns.shape)
 
@@ -225,8 +243,10 @@ def step(model: Model, cluster: Cluster, workload: Workload, columns: Columns, p
     return StepColumns(_seconds(job, parts), partial(_estimate, job, parts))
 
 
-def _weighted(stage: Stage, kinds: Sequence[Array], head: Array, module: Array) -> Array:
-    held = [stage.loss * head, stage.modules * module]
+def _weighted(stage: Stage, kinds: Sequence[Array], once: Sequence[Array]) -> Array:
+    """One microbatch of a stage; `once` are logits and loss, a prediction module, and copies to the host."""
+    head, module, copied = once
+    held = [stage.loss * head, stage.modules * module, copied]
     return add_up([*held, *(count * kind for count, kind in zip(stage.layers, kinds, strict=True))])
 
 
@@ -280,6 +300,7 @@ _MADE_BY: dict[str, tuple[str, ...]] = {
     "exposed_ep": ("ep_volume_factor",),
     "exposed_pp": ("p2p_latency_s", "pp_exposed_overlap"),
     "exposed_dp": ("dp_exposed",),
+    "exposed_offload": ("host_copy_share",),
     "bubble": ("bubble_factor",),
     "optimizer": ("optimizer_bytes_per_param",),
     "host": ("host_moe_layer_s",),

@@ -10,7 +10,11 @@ from advisor.spec.layout import Array, Columns
 from advisor.spec.workload import Workload
 
 Tensors = dict[tuple[str, ...], Array]
-"""Bytes by the recompute modules that drop them; the empty tuple is always kept."""
+"""Bytes by the recompute modules that drop them; the empty tuple is always kept.
+
+In a table that offloads modules a name "@<module>" says with whose inputs the tensor goes to the host.
+"""
+AWAY = "@"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,7 +23,7 @@ class Local:
 
     `tokens` is the context-parallel share of the sequence; `owned` the tokens a rank holds outside tensor-parallel
     regions (tokens / tp with sequence parallelism). `element` is bytes of an activation, `linear_input` bytes of
-    the input that a linear layer saves.
+    the input that a linear layer saves. `offloading` says that some entry of the table offloads modules.
     """
 
     tokens: Array
@@ -30,6 +34,11 @@ class Local:
     element: float
     linear_input: float
     quantised: bool
+    offloading: bool = False
+
+    def goes(self, module: str) -> tuple[str, ...]:
+        """The mark of a tensor that goes to the host with the inputs of `module`; none where nothing is offloaded."""
+        return (AWAY + module,) if self.offloading else ()
 
 
 def local(workload: Workload, columns: Columns) -> Local:
@@ -45,6 +54,7 @@ def local(workload: Workload, columns: Columns) -> Local:
         element=4.0 if precision.name == "fp32" else 2.0,
         linear_input=float(precision.input_bytes),
         quantised=precision.quantised,
+        offloading=bool(np.any(columns.offload_modules)),
     )
 
 

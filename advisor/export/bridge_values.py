@@ -141,6 +141,12 @@ def _memory(subject: Subject) -> Iterator[Value]:
     yield "model.recompute_method", ("uniform" if knobs.full_uniform else "block") if full else None
     yield "model.recompute_num_layers", full or None
     yield "model.recompute_modules", [] if full else list(knobs.recompute)
+    if knobs.offload_layers:
+        yield "model.cpu_offloading", True
+        yield "model.cpu_offloading_num_layers", knobs.offload_layers
+    if knobs.offload_modules:
+        yield "model.fine_grained_activation_offloading", True
+        yield "model.offload_modules", list(knobs.offload_modules)
     beside = ("cuda_graph", "use_te_rng_tracker", "te_rng_tracker", "check_for_nan_in_loss")
     for one in subject.overlap.fields:
         if one.name.startswith(beside):

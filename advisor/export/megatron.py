@@ -178,9 +178,19 @@ def _optimizer(subject: Subject) -> Iterator[Words]:
         yield ("--optimizer-cpu-offload",)
         yield "--optimizer-offload-fraction", str(knobs.optimizer_offload)
         yield ("--overlap-cpu-optimizer-d2h-h2d",)
+    yield from _offload(subject)
     yield ("--cross-entropy-loss-fusion",)
     # Megatron-LM refuses the implementation of Transformer Engine at start-up (megatron/training/arguments.py, 0.19).
     yield "--cross-entropy-fusion-impl", "native"
+
+
+def _offload(subject: Subject) -> Iterator[Words]:
+    """Activations in host memory; the number of layers switches offloading by layers on."""
+    if subject.knobs.offload_layers:
+        yield "--cpu-offloading-num-layers", str(subject.knobs.offload_layers)
+    if subject.knobs.offload_modules:
+        yield ("--fine-grained-activation-offloading",)
+        yield "--offload-modules", *subject.knobs.offload_modules
 
 
 def _overlap(subject: Subject) -> Iterator[Words]:

@@ -21,7 +21,7 @@ from advisor.cost.profile import load_profile
 from advisor.errors import AdvisorError, InputError
 from advisor.search.stages import balanced_split, even_split, parse_layout_string
 from advisor.spec.hardware import Cluster
-from advisor.spec.layout import RECOMPUTE_MODULES, CudaGraph, Dispatcher, Fsdp, Knobs, Layout, table
+from advisor.spec.layout import OFFLOAD_MODULES, RECOMPUTE_MODULES, CudaGraph, Dispatcher, Fsdp, Knobs, Layout, table
 from advisor.spec.load.fields import read_yaml_mapping
 from advisor.spec.load.model import load_model
 from advisor.spec.load.system import load_system, make_cluster
@@ -220,6 +220,8 @@ def _workload(row: Mapping[str, str]) -> Workload:
     routing = row["routing"]
     if routing not in ("balanced", "dropless", "token-drop"):
         raise InputError(f"routing {routing!r} is not known")
+    if row["loss_impl"] not in ("vocab_parallel", "gathered", "in_place"):
+        raise InputError(f"loss_impl {row['loss_impl']!r} is not known")
     return Workload(
         seq_len=_count(row, "seq_len"),
         precision=precision,
@@ -232,7 +234,7 @@ def _workload(row: Mapping[str, str]) -> Workload:
         tp_async=_yes(row["tp_async"]),
         softmax_fused=_yes(row["softmax_fused"]),
         fp8_params=_yes(row["fp8_params"]) and precision.quantised,
-        loss_impl="gathered" if row["loss_impl"] == "gathered" else "vocab_parallel",
+        loss_impl=row["loss_impl"],  # type: ignore[arg-type]
         grad_accumulation_fused=_yes(row["grad_accumulation_fused"]),
         software=row.get("software", ""),
     )
@@ -250,11 +252,18 @@ def _dispatcher(name: str) -> Dispatcher:
     return Dispatcher[name]
 
 
-def _knobs(row: Mapping[str, str], model: Model) -> Knobs:
-    recompute = tuple(part for part in row["recompute"].split("+") if part not in ("none", "full", ""))
-    strange = [part for part in recompute if part not in RECOMPUTE_MODULES]
+def _named(row: Mapping[str, str], key: str, known: Sequence[str], beside: str = "") -> tuple[str, ...]:
+    """Modules joined by plus signs in a cell; the words none and `beside` are no modules."""
+    parts = tuple(part for part in row.get(key, "").split("+") if part not in ("none", beside, ""))
+    strange = [part for part in parts if part not in known]
     if strange:
-        raise InputError(f"recompute {strange[0]!r} is none of none, full, {', '.join(RECOMPUTE_MODULES)}")
+        words = ", ".join(word for word in ("none", beside, *known) if word)
+        raise InputError(f"{key} {strange[0]!r} is none of {words}")
+    return parts
+
+
+def _knobs(row: Mapping[str, str], model: Model) -> Knobs:
+    recompute = _named(row, "recompute", RECOMPUTE_MODULES, "full")
     moe = model.moe
     overlap = _yes(row["overlap"])
     return Knobs(
@@ -265,6 +274,8 @@ def _knobs(row: Mapping[str, str], model: Model) -> Knobs:
         delay_wgrad=_yes(row["delay_wgrad"]),
         fsdp=Fsdp.none if row["fsdp"] == "no" else Fsdp.optim_grads_params,
         cuda_graph=_graph(row["cuda_graph"]),
+        offload_layers=_count(row, "offload_layers", 0),
+        offload_modules=_named(row, "offload_modules", OFFLOAD_MODULES),
         tp_overlap=_yes(row["tp_overlap"]) and _count(row, "tp") > 1,
         overlap_grad_reduce=overlap,
         overlap_param_gather=overlap,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from advisor.rules import experts, grid, lessons, optimizer, pipeline, recompute, speed
+from advisor.rules import experts, grid, lessons, offload, optimizer, pipeline, recompute, speed
 from advisor.rules.rule import Case, Row, Rule, Verdicts, answers, judge
 from advisor.rules.weights import document_lines
 from advisor.spec.hardware import Cluster
@@ -27,6 +27,7 @@ _FAMILIES: tuple[Rule, ...] = (
     *experts.OVERLAP,
     *recompute.RECOMPUTE,
     *recompute.GRAPHS,
+    *offload.OFFLOAD,
     *optimizer.OPTIMIZER,
     *optimizer.PRECISION,
     *speed.SPEED,

@@ -14,7 +14,7 @@ import yaml
 from advisor import data
 from advisor.search.request import Request
 from advisor.search.single import Choice, judge, make_layout
-from advisor.spec.layout import RECOMPUTE_MODULES, CpComm, CudaGraph, Dispatcher, Fsdp, Knobs
+from advisor.spec.layout import OFFLOAD_MODULES, RECOMPUTE_MODULES, CpComm, CudaGraph, Dispatcher, Fsdp, Knobs
 from advisor.spec.model import Model
 from advisor.spec.plan import Candidate
 from advisor.spec.workload import Workload
@@ -96,7 +96,8 @@ def layout_text(row: Mapping[str, str], workload: Workload) -> str | list[list[s
 
 def recipe_knobs(recipe: Recipe, model: Model) -> Knobs:
     """The knobs a recipe sets, with what all recipes share (presets/recipe_models.yaml, `common`)."""
-    row, common = recipe.row, _tables()[0]["common"]
+    row, names = recipe.row, _tables()[0]
+    common = names["common"]
     modules = set(json.loads(row["recompute_modules"] or "[]")) if row["recompute"] == "selective" else set()
     dispatcher = Dispatcher.none
     if model.is_moe:
@@ -105,6 +106,8 @@ def recipe_knobs(recipe: Recipe, model: Model) -> Knobs:
     graph = CudaGraph.none
     if row["cuda_graph"] not in {"", "none"}:
         graph = CudaGraph.full_iteration if full_iteration else CudaGraph.scoped
+    inputs = json.loads(row["offload_modules"] or "[]")
+    away = {part for name in inputs for part in names["offload_modules"].get(name, [name])}
     windows = any(getattr(layer.mixer, "window", None) or getattr(layer.mixer, "sinks", False) for layer in model.kinds)
     aware = row["precision_aware_optimizer"] == "true"
     return Knobs(
@@ -115,6 +118,8 @@ def recipe_knobs(recipe: Recipe, model: Model) -> Knobs:
         delay_wgrad=row["delay_wgrad"] == "true",
         fsdp=Fsdp.optim_grads_params if row["fsdp"] == "true" else Fsdp.none,
         cuda_graph=graph,
+        offload_layers=names["offload_layers"].get(recipe.name, 0),
+        offload_modules=tuple(name for name in OFFLOAD_MODULES if name in away),
         tp_overlap=row["tp_overlap"] == "true" and _number(row, "tp") > 1,
         # The table does not say how context parallelism exchanges; windows and sinks run over a2a only.
         cp_comm=CpComm.a2a if windows and _number(row, "cp") > 1 else CpComm.p2p,

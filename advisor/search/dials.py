@@ -10,10 +10,20 @@ from typing import Any
 
 from advisor.errors import InputError
 from advisor.search.values import choice, real, switch, whole, words
-from advisor.spec.layout import DTYPE_BYTES, RECOMPUTE_MODULES, CpComm, CudaGraph, Dispatcher, Fsdp, Knobs
+from advisor.spec.layout import (
+    DTYPE_BYTES,
+    OFFLOAD_MODULES,
+    RECOMPUTE_MODULES,
+    CpComm,
+    CudaGraph,
+    Dispatcher,
+    Fsdp,
+    Knobs,
+)
 
 LAYOUT_DIALS = ("tp", "pp", "vpp", "cp", "ep", "etp", "mbs", "sp")
 KNOB_DIALS = tuple(field.name for field in dataclasses.fields(Knobs) if not field.name.startswith("full_"))
+LISTS = ("recompute", "offload_modules")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,13 @@ def _dtype(name: str, value: object) -> str:
     return choice(name, value, list(DTYPE_BYTES))
 
 
+def _modules(name: str, value: object) -> tuple[str, ...]:
+    """Offloaded modules in the order of a layer, from a list or from words joined by commas or plus signs."""
+    parts = [part for word in words(name, value) for part in word.split("+") if part not in {"none", "off"}]
+    found = {choice(name, part, OFFLOAD_MODULES) for part in parts}
+    return tuple(module for module in OFFLOAD_MODULES if module in found)
+
+
 def _parsers() -> dict[str, Callable[[str, object], Any]]:
     found: dict[str, Callable[[str, object], Any]] = {
         "dispatcher": _enum(Dispatcher),
@@ -74,6 +91,8 @@ def _parsers() -> dict[str, Callable[[str, object], Any]]:
         "fsdp": _fsdp,
         "optimizer_offload": lambda name, value: real(name, value, 0.0, 1.0),
         "optimizer_instances": whole,
+        "offload_layers": lambda name, value: whole(name, value, 0, 10_000),
+        "offload_modules": _modules,
     }
     for field in dataclasses.fields(Knobs):
         if field.type == "bool":
@@ -146,7 +165,7 @@ def knob_words(knobs: Knobs) -> dict[str, Any]:
     for name in KNOB_DIALS:
         if name != "recompute":
             value = getattr(knobs, name)
-            found[name] = value.name if isinstance(value, IntEnum) else value
+            found[name] = value.name if isinstance(value, IntEnum) else list(value) if name in LISTS else value
     return found
 
 

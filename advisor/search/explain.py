@@ -20,6 +20,7 @@ from advisor.search.request import Request
 from advisor.search.single import Choice, Verdict, judge, make_layout
 from advisor.search.solve import Found, layout_of, search
 from advisor.spec.layout import CpComm, CudaGraph, Dispatcher, Fsdp, Knobs, Layout, table
+from advisor.spec.model import Model
 from advisor.spec.plan import Candidate, Dial, Finding, Reason
 from advisor.units import gib
 
@@ -30,6 +31,7 @@ MOST_SLOWER = 2.0
 """How many times the step of the best layout a nearest one may take: a run nobody would start is no way out."""
 LEAST_SHARE = 0.01
 KNOB_DISTANCE = 0.5
+EXPERT_INPUTS = ("expert_fc1", "moe_act")
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +244,22 @@ def knob_options(request: Request, layout: Layout, knobs: Knobs) -> Iterator[tup
         choices["cp_comm"] = CpComm
     if layout.tp > 1:
         choices["tp_overlap"] = (False, True)
+    choices |= _offloads(request.model, layout, knobs)
     for name, values in choices.items():
         for value in values:
             yield name, dataclasses.replace(knobs, **{name: value})
+
+
+def _offloads(model: Model, layout: Layout, knobs: Knobs) -> dict[str, Iterable[Any]]:
+    """Activations in host memory: by layers where nothing is recomputed and there is no pipeline, and by modules."""
+    found: dict[str, Iterable[Any]] = {}
+    recomputed = bool(knobs.recompute or knobs.full_uniform or knobs.full_block)
+    if knobs.offload_layers or (layout.pp == 1 and not recomputed and not model.is_hybrid):
+        found["offload_layers"] = (0, model.num_layers // 4, model.num_layers // 2)
+    if not (knobs.offload_layers or knobs.full_uniform):
+        experts = [EXPERT_INPUTS] if model.is_moe and "moe" not in knobs.recompute else []
+        found["offload_modules"] = [(), ("core_attn", "attn_proj"), *experts]
+    return found
 
 
 def allowance(name: str, value: str) -> str:

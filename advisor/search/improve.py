@@ -272,7 +272,8 @@ class _Pricing:
             yield f"assumed numbers make {share:.0%} of the change of the step"
         needs = _needs()["needs"]
         for turn, (_, after) in zip(change, said, strict=True):
-            row = needs.get(turn.name, {}).get(after)
+            rows = needs.get(turn.name, {})
+            row = rows.get(after, rows.get("any"))
             if row is not None:
                 yield str(row)
 

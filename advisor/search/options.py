@@ -58,8 +58,9 @@ class EstimateOptions(SharedOptions, total=False):
     """One layout and its knobs.
 
     Layout fields default to 1 (`sp` to tp > 1, `etp` to 1 in a mixture of experts), knobs to the defaults of
-    `advisor.spec.layout.Knobs`; `dispatcher` defaults to alltoall where there are experts. `recompute` is a list of
-    modules, "full", "full-block:N" or "full-uniform:N". `mode` is train, inference (`batch`, `context`) or weights.
+    `advisor.spec.layout.Knobs`, `bucket_size` (parameters) to the framework's own; `dispatcher` defaults to alltoall
+    where there are experts. `recompute` is a list of modules, "full", "full-block:N" or "full-uniform:N". `mode` is
+    train, inference (`batch`, `context`) or weights.
     """
 
     mode: Mode | None
@@ -82,6 +83,8 @@ class EstimateOptions(SharedOptions, total=False):
     fsdp: bool | str | None
     cuda_graph: str | None
     optimizer_offload: float | None
+    offload_layers: int | None
+    offload_modules: str | Sequence[str] | None
     optimizer_instances: int | None
     cp_comm: str | None
     tp_overlap: bool | None
@@ -89,6 +92,7 @@ class EstimateOptions(SharedOptions, total=False):
     overlap_grad_reduce: bool | None
     overlap_param_gather: bool | None
     overlap_p2p: bool | None
+    bucket_size: int | None
     grad_dtype: str | None
     moment_dtype: str | None
     main_param_dtype: str | None

@@ -16,7 +16,8 @@ RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 class Gpu:
     """One GPU. Peaks are dense TFLOP/s per number format; `usable_gib` is what torch reports (None = not known).
 
-    `profile` is the system file whose section `profile` holds what was measured on it (None = shipped profiles alone).
+    `profile` is the system file whose section `profile` holds what was measured on it (None = shipped profiles alone);
+    `host_uni_gbs` is a link to the host's memory other than PCIe (None = PCIe alone).
     """
 
     name: str
@@ -36,6 +37,12 @@ class Gpu:
     notes: tuple[str, ...] = ()
     usable_kind: str = "measured"
     profile: Path | None = None
+    host_uni_gbs: float | None = None
+
+    @property
+    def host_Bps(self) -> float:
+        """Bandwidth between the GPU and the memory of its host, one direction, bytes per second."""
+        return gbs_to_bps(self.pcie_uni_gbs if self.host_uni_gbs is None else self.host_uni_gbs)
 
     @property
     def hbm_Bps(self) -> float:

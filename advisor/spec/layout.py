@@ -59,6 +59,8 @@ class Fsdp(IntEnum):
 
 
 RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+OFFLOAD_MODULES = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act")
+"""Modules whose inputs fine-grained offloading keeps in host memory, in the order of a layer's forward pass."""
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 
@@ -94,7 +96,9 @@ class Layout:
 class Knobs:
     """Choices within a layout. `recompute` is a set of modules, or `full_uniform` / `full_block` layers (0 = off).
 
-    `optimizer_offload` is the fraction of optimizer state kept in host memory. dtypes are fp32, bf16, fp16 or fp8.
+    `optimizer_offload` is the fraction of optimizer state kept in host memory, `offload_layers` the number of first
+    layers whose activations wait there for the backward pass, `offload_modules` the modules (of every layer) whose
+    inputs do. dtypes are fp32, bf16, fp16 or fp8.
     """
 
     recompute: tuple[str, ...] = ()
@@ -107,6 +111,8 @@ class Knobs:
     fsdp: Fsdp = Fsdp.none
     cuda_graph: CudaGraph = CudaGraph.none
     optimizer_offload: float = 0.0
+    offload_layers: int = 0
+    offload_modules: tuple[str, ...] = ()
     optimizer_instances: int = 1
     cp_comm: CpComm = CpComm.p2p
     tp_overlap: bool = False
@@ -158,7 +164,7 @@ class Columns:
     """Layout and knob columns that broadcast against each other.
 
     Counts are int64, switches are bool, codes are int64 values of the enums above. `split` indexes `splits`.
-    `rc_<module>` are the recompute switches.
+    `rc_<module>` are the recompute switches; `offload_modules` holds a bit per entry of `OFFLOAD_MODULES`.
     """
 
     tp: Array
@@ -190,6 +196,8 @@ class Columns:
     fsdp: Array
     cuda_graph: Array
     optimizer_offload: Array
+    offload_layers: Array
+    offload_modules: Array
     optimizer_instances: Array
     cp_comm: Array
     tp_overlap: Array
@@ -255,6 +263,8 @@ def knob_values(knobs: Knobs) -> dict[str, Any]:
             continue
         if name.endswith("_bytes"):
             values[name] = DTYPE_BYTES[getattr(knobs, name.removesuffix("_bytes") + "_dtype")]
+        elif name == "offload_modules":
+            values[name] = sum(1 << OFFLOAD_MODULES.index(module) for module in knobs.offload_modules)
         else:
             value = getattr(knobs, name)
             values[name] = int(value) if isinstance(value, IntEnum) else value

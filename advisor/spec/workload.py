@@ -25,8 +25,9 @@ class Workload:
     take its place, as a column. `capacity_factor` bounds it under token drop. `fp8_params` stores and gathers quantised
     weights. `attention_impl` "unfused" keeps the score matrix; `cross_entropy_fused` saves passes over the logits, not
     memory; `loss_impl` "gathered" gathers the logits over tensor ranks before a plain torch cross entropy (stacks other
-    than Megatron). `grouped_gemm` runs all local experts in one kernel (False: one after another);
-    `expert_activation_fused` applies their activation and the routing weight in one, which saves an intermediate.
+    than Megatron), "in_place" writes their gradient over them (that of Transformer Engine). `grouped_gemm` runs all
+    local experts in one kernel (False: one after another); `expert_activation_fused` applies their activation and the
+    routing weight in one, which saves an intermediate.
     `vocab_divisor` is Megatron's make_vocab_size_divisible_by. `batch` and `context` describe requests in inference
     mode.
     `softmax_fused` scales, masks and normalises unfused attention scores in one kernel (False: a torch operation each).
@@ -54,7 +55,7 @@ class Workload:
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
     cross_entropy_fused: bool = True
-    loss_impl: Literal["vocab_parallel", "gathered"] = "vocab_parallel"
+    loss_impl: Literal["vocab_parallel", "gathered", "in_place"] = "vocab_parallel"
     grad_accumulation_fused: bool = True
     router_fp32: bool = True
     grouped_gemm: bool = True

@@ -66,7 +66,8 @@ def test_expandable_segments_come_with_graph_register_off() -> None:
 
 def test_conditions_name_known_traits_and_every_row_has_a_reason() -> None:
     every = set(traits(job(model="deepseek-v3", tp=2, pp=2, ep=8, knobs=Knobs(dispatcher=HYBRID, ep_overlap=True))))
-    every |= {"sm100", "fsdp", "full_iteration", "rack", "large_dense", "nvfp4", "b300", "grace", "inference"}
+    every |= {"sm100", "fsdp", "full_iteration", "rack", "large_dense", "nvfp4", "b300", "grace", "inference",
+             "fine_offload"}  # fmt: skip
     for name, rows in preset("launch/environment.yaml")["variables"].items():
         for row in rows:
             assert {word.lstrip("-") for word in row["when"]} <= every, name

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from advisor.check.reading import SECTIONS
+from advisor.check.recipe_settings import recipe_settings
 from advisor.check.recipes import model_name, performance
 from advisor.check.subject.form import place
 from advisor.check.subject.vendor import vendor_row
@@ -17,6 +18,7 @@ from advisor.rules.lint.setup import full_name
 from advisor.search.sources import Setting
 from advisor.spec.load.megatron import MegatronJob, read_megatron_args
 from advisor.spec.load.megatron.arguments import by_dest
+from advisor.spec.load.megatron.offload import offloadable
 from advisor.spec.load.model import load_model, model_names
 from advisor.spec.precision import PRECISIONS
 
@@ -40,6 +42,8 @@ PROVIDER_WORDS = {
 """Fields of a provider whose flag has another name, and the value of the field that the flag stands for."""
 EXPERTS = ("dispatcher", "routing", "capacity_factor", "ep_overlap", "delay_wgrad", "shared_expert_overlap")
 BRIDGE_DEFAULT = "default of Megatron-Bridge"
+PRECISION_CLASS = "MixedPrecisionConfig"
+FORMATS = ("fp16", "bf16", "fp8", "fp8_recipe", "fp4")
 
 
 def common() -> Mapping[str, Mapping[str, Any]]:
@@ -54,9 +58,9 @@ class Reader:
         self.setup = setup
         fact = setup.facts.get("recipe")
         self.recipe = str(fact.value) if fact is not None else None
+        self.row: Mapping[str, Any] = own_settings(setup)
         mode = setup.facts.get("mode")
         words = str(mode.value) if mode is not None else self.recipe or ""
-        self.row: Mapping[str, Any] = {}
         self.task = "peft" if "peft" in words or "lora" in words else "sft" if "sft" in words else "pretrain"
 
     def find(self, key: str) -> Setting | None:
@@ -106,7 +110,7 @@ def settings(setup: Setup, model: str | None) -> tuple[dict[str, Setting], Megat
     if spelled is not None:
         found["model"] = Setting(spelled.model.name, "fields of the model in the file")
     trained = load_model(str(named)) if spelled is None else spelled.model
-    reader.row = vendor_row(reader.recipe, trained)
+    reader.row = vendor_row(reader.recipe, trained) or reader.row
     found |= dict(_all(reader))
     if not trained.is_moe:
         for name in EXPERTS:
@@ -177,7 +181,7 @@ def _sizes(reader: Reader) -> Iterator[tuple[str, Setting]]:
         yield "pipeline_layout", layout
     etp = reader.find("etp")
     given = etp is not None and etp.value is not None
-    yield "etp", Setting(reader.setup.etp, etp.origin if etp is not None and given else BRIDGE_DEFAULT)
+    yield "etp", etp if etp is not None and given else Setting(reader.setup.etp, BRIDGE_DEFAULT)
     sp = reader.find("sp")
     if sp is not None and sp.value is not None:
         yield "sp", Setting(bool(sp.value) and reader.setup.tp > 1, sp.origin)
@@ -188,6 +192,8 @@ def _sizes(reader: Reader) -> Iterator[tuple[str, Setting]]:
 def _precision(reader: Reader) -> Iterator[tuple[str, Setting]]:
     name = reader.find("mixed_precision")
     names = {one: ours for ours, one in table("versions.yaml")["precisions"].items()}
+    if name is not None and name.value == PRECISION_CLASS:
+        name = Setting(_recipe_of(reader), name.origin)
     if name is not None and name.value in names:
         yield "precision", Setting(names[name.value], name.origin)
         quantised = PRECISIONS[names[name.value]].quantised
@@ -199,6 +205,18 @@ def _precision(reader: Reader) -> Iterator[tuple[str, Setting]]:
     wide = reader.find("mixed_precision.grad_reduce_in_fp32") or reader.find("ddp.grad_reduce_in_fp32")
     if wide is not None and wide.value is not None:
         yield "grad_dtype", Setting("fp32" if wide.value else "bf16", wide.origin)
+
+
+def _recipe_of(reader: Reader) -> str | None:
+    """The name of Bridge's mixed-precision recipe whose number formats the fields of a MixedPrecisionConfig are."""
+    fields = table("versions.yaml")["precision_fields"]
+    for name in table("versions.yaml")["precisions"].values():
+        said = fields["defaults"] | fields.get(name, {})
+        if name in fields and all(
+            reader.value(f"mixed_precision.{one}", fields["defaults"][one]) == said[one] for one in FORMATS
+        ):
+            return str(name)
+    return None
 
 
 def _recompute(reader: Reader) -> Iterator[tuple[str, Setting]]:
@@ -214,9 +232,26 @@ def _recompute(reader: Reader) -> Iterator[tuple[str, Setting]]:
     yield "recompute", Setting(word, found.origin)
 
 
+def own_settings(setup: Setup) -> Mapping[str, Any]:
+    """What the library recipe of a configuration sets in the release that it is meant for, the newest by default."""
+    recipe = setup.facts.get("recipe")
+    return {} if recipe is None else recipe_settings(str(recipe.value), bridge_version(setup))
+
+
+def bridge_version(setup: Setup) -> str:
+    """The release of Bridge that a configuration is meant for: said, stated in a file, or the newest."""
+    stated = setup.releases.get("bridge") or setup.packages.get("bridge")
+    core = setup.releases.get("megatron-core") or setup.packages.get("mcore")
+    old = bool(stated and stated[:2] < (0, 5)) or bool(not stated and core and core[:2] < (0, 17))
+    return "0.3" if old else "0.6"
+
+
 def with_overlap(setup: Setup) -> bool:
-    """Whether the configuration holds a CommOverlapConfig, its own or that of a performance recipe."""
-    return setup.has("comm_overlap") or str(getattr(setup.facts.get("recipe"), "value", "")) in performance()
+    """Whether the configuration holds a CommOverlapConfig, its own or that of its recipe."""
+    recipe = str(getattr(setup.facts.get("recipe"), "value", ""))
+    if setup.has("comm_overlap") or "comm_overlap" in setup.values:
+        return setup.has("comm_overlap")
+    return recipe in performance() or own_settings(setup).get("comm_overlap") is not None
 
 
 def _overlaps(reader: Reader) -> Iterator[tuple[str, Setting]]:
@@ -279,6 +314,12 @@ def _states(reader: Reader) -> Iterator[tuple[str, Setting]]:
     if offload is not None:
         share = reader.value("optimizer.optimizer_offload_fraction", 1.0) if offload.value else 0.0
         yield "optimizer_offload", Setting(float(share), offload.origin)
+    layers = reader.find("cpu_offloading")
+    if layers is not None and layers.value:
+        yield "offload_layers", Setting(reader.value("cpu_offloading_num_layers", 0), layers.origin)
+    fine = reader.find("fine_grained_activation_offloading")
+    if fine is not None and fine.value:
+        yield "offload_modules", Setting(offloadable(reader.items("offload_modules") or ()), fine.origin)
     instances = reader.find("ddp.num_distributed_optimizer_instances")
     if instances is not None and instances.value:
         yield "optimizer_instances", instances

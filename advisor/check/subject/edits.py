@@ -8,12 +8,12 @@ are removed with it (`GROUPS`), and sizes that would follow the changed one are 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from advisor.check.readers.flags import key_of
-from advisor.check.subject.bridge import OVERLAPS, with_overlap
+from advisor.check.subject.bridge import OVERLAPS, PRECISION_CLASS, Reader, bridge_version, with_overlap
 from advisor.check.subject.effective import overlap_asked
 from advisor.check.subject.form import Subject, place
 from advisor.configure.job import Job
@@ -21,6 +21,7 @@ from advisor.configure.overlap import resolve
 from advisor.configure.resolved import asked_of
 from advisor.export.bridge_values import SPLIT_FIELDS, precision, sections
 from advisor.export.megatron import setting_groups
+from advisor.export.overrides import precision_object
 from advisor.export.subject import Subject as Export
 from advisor.export.subject import plain_split
 from advisor.export.words import Code, hydra
@@ -47,6 +48,16 @@ GROUPS: tuple[frozenset[str], ...] = (
     frozenset({"fp8", "fp8_recipe", "fp4", "fp4_recipe", "fp8_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"}),
 )  # fmt: skip
 """Destinations of Megatron-LM's parser that say the same thing in several ways: a change of one replaces them all."""
+FIELD_GROUPS: tuple[frozenset[str], ...] = tuple(
+    frozenset(f"{section}.{name}" for name in names)
+    for section, names in (
+        ("model", ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")),
+        ("model", ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_shared_expert_overlap")),
+        ("model", ("cuda_graph_impl", "cuda_graph_scope", "cuda_graph_modules")),
+        ("optimizer", ("optimizer", "use_distributed_optimizer", "use_precision_aware_optimizer")),
+    )
+)
+"""Settings of Bridge that are only legal together: a recipe may hold some of them that no table of ours knows."""
 FOLLOWERS = {"tensor_model_parallel_size": "expert_tensor_parallel_size",
              "expert_model_parallel_size": "expert_tensor_parallel_size"}  # fmt: skip
 """Sizes that another one follows where it is not stated."""
@@ -63,6 +74,8 @@ FASTER_FIELDS = {
     "grad_accumulation_fused": ("model.gradient_accumulation_fusion", True),
     "grouped_gemm": ("model.moe_grouped_gemm", True),
 }
+OFF = {"model.cpu_offloading_num_layers": 0, "model.offload_modules": []}
+"""What fields hold that take no None and that nothing states any more."""
 NAMED_PRECISION = "get_mixed_precision_config"
 LAYOUT = "model.pipeline_model_parallel_layout"
 PIPELINE = frozenset({SHORT["pp"], SHORT["vpp"], *(f"model.{field}" for field in SPLIT_FIELDS.values())})
@@ -100,6 +113,13 @@ def edits(subject: Subject, request: Request, choice: Choice) -> tuple[Edit, ...
     return tuple(_field_edits(subject, request, choice))
 
 
+def override(edit: Edit) -> str:
+    """An edit as an override of Bridge; an object takes the place of whatever the recipe holds there."""
+    if isinstance(edit.value, Mapping):
+        return f"++{edit.key}=null ++{edit.key}={hydra(edit.value)}"
+    return f"{edit.key}={hydra(edit.value)}"
+
+
 def written(subject: Subject, edit: Edit) -> str:
     """An edit as the user writes it: a flag, an override, or a line of Python; removals say so."""
     kind = subject.reading.kind
@@ -110,7 +130,7 @@ def written(subject: Subject, edit: Edit) -> str:
         return f"remove --{edit.key}" if edit.drop else text
     if kind == "bridge-python":
         return f"cfg.{edit.key} = {as_python(edit.value)}"
-    return f"{edit.key}={hydra(edit.value)}"
+    return f"remove {edit.key}" if edit.drop else override(edit)
 
 
 def _export(subject: Subject, request: Request, choice: Choice) -> Export:
@@ -119,9 +139,8 @@ def _export(subject: Subject, request: Request, choice: Choice) -> Export:
     job = replace(job, layout=replace(job.layout, split=plain_split(job)))
     asked = asked_of(job.knobs, overlap_asked(subject.setup))
     overlap = resolve(job, asked)
-    core = subject.setup.packages.get("mcore")
-    old = asked.target == "0.3" or bool(core and core[:2] < (0, 17))
-    return Export(job, overlap, (), "0.3" if old else "0.6", "0.16" if old else "0.19", subject.reading.file)
+    version = bridge_version(subject.setup)
+    return Export(job, overlap, (), version, "0.16" if version == "0.3" else "0.19", subject.reading.file)
 
 
 def _flags(export: Export) -> dict[str, tuple[str, ...]]:
@@ -188,7 +207,8 @@ def _fields(subject: Subject, request: Request, choice: Choice) -> dict[str, Any
 def _field_edits(subject: Subject, request: Request, choice: Choice) -> Iterator[Edit]:
     before = _fields(subject, subject.request, subject.asked)
     after = _fields(subject, request, choice)
-    changed = [name for name in after if name not in before or _plain(before[name]) != _plain(after[name])]
+    changed = [name for name in after if name not in before or hydra(before[name]) != hydra(after[name])]
+    changed += _beside(subject, changed, after)
     if PIPELINE & {*changed} and "pipeline_layout" in subject.request.settings:
         # A layout string, of the file or of its recipe, would go on deciding the stages.
         changed += [key for key in (SHORT["pp"], SHORT["vpp"], LAYOUT) if key not in changed]
@@ -201,8 +221,14 @@ def _field_edits(subject: Subject, request: Request, choice: Choice) -> Iterator
             after[key] = value
             changed.append(key)
     fields = [key for key in (*changed, *before) if key.startswith("mixed_precision.")]
-    if any(key in changed or key not in after for key in fields) and _named_precision(subject):
-        # Fields need the object: in Python the name is replaced by it, in overrides Bridge's recipe has to hold it.
+    touched = any(key in changed or key not in after for key in fields)
+    if subject.reading.kind != "bridge-python" and (touched or "mixed_precision" in changed):
+        # Whatever the recipe holds, a name or an object, is replaced whole.
+        changed = [key for key in changed if not key.startswith("mixed_precision")]
+        before = {key: value for key, value in before.items() if not key.startswith("mixed_precision.")}
+        yield from _whole_precision(subject, precision_object(_export(subject, request, choice)))
+    elif touched and _named_precision(subject):
+        # Fields need the object: the name is replaced by it.
         name = after["mixed_precision"]
         after["mixed_precision"] = Code(f'{NAMED_PRECISION}("{name}")', str(name))
         changed = ["mixed_precision", *(key for key in changed if key != "mixed_precision")]
@@ -210,7 +236,7 @@ def _field_edits(subject: Subject, request: Request, choice: Choice) -> Iterator
         yield Edit(key, after[key], (hydra(after[key]),), _where(subject, key))
     for key, old in before.items():
         if key not in after:
-            value = not old if isinstance(old, bool) else None
+            value = not old if isinstance(old, bool) else OFF.get(key)
             yield Edit(key, value, (hydra(value),), _where(subject, key))
 
 
@@ -221,8 +247,37 @@ def _named_precision(subject: Subject) -> bool:
     return subject.reading.kind == "bridge-python" and not built and (stated is None or isinstance(stated.value, str))
 
 
-def _plain(value: Any) -> str:
-    return hydra(value)
+def _whole_precision(subject: Subject, value: Any) -> Iterator[Edit]:
+    """Mixed precision in one edit, and fields of it that the file states beside it taken away."""
+    yield Edit("mixed_precision", value, (hydra(value),), _where(subject, "mixed_precision"))
+    for key in subject.reading.values:
+        if key.startswith("mixed_precision.") and subject.reading.kind != "bridge-config" and _states(subject, key):
+            yield Edit(key, None, (), _where(subject, key), drop=True)
+
+
+def _states(subject: Subject, key: str) -> bool:
+    """Whether a setting is stated by itself, not within the object that holds it."""
+    whole = subject.reading.values.get(key.partition(".")[0])
+    return whole is None or whole.value != PRECISION_CLASS
+
+
+def _beside(subject: Subject, changed: Sequence[str], after: Mapping[str, Any]) -> list[str]:
+    """Other settings of the groups that `changed` touches, where nothing says that they hold already."""
+    reader = Reader(subject.setup)
+    found = []
+    for group in FIELD_GROUPS:
+        if not group & {*changed}:
+            continue
+        for key in after:
+            held = reader.find(key)
+            if key in group and key not in changed and (held is None or not _same(held.value, after[key])):
+                found.append(key)
+    return found
+
+
+def _same(held: Any, wanted: Any) -> bool:
+    """Whether a setting holds what is wanted; no list and an empty one are the same."""
+    return hydra(held) == hydra(wanted) or (not held and not wanted and not isinstance(held, bool | int))
 
 
 def _layout_edits(subject: Subject, request: Request, choice: Choice) -> Iterator[Edit]:

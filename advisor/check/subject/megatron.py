@@ -35,6 +35,8 @@ DESTS: dict[str, tuple[str, ...]] = {
     "fsdp": ("use_megatron_fsdp", "use_torch_fsdp2"),
     "cuda_graph": ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph"),
     "optimizer_offload": ("optimizer_cpu_offload", "optimizer_offload_fraction"),
+    "offload_layers": ("cpu_offloading_num_layers",),
+    "offload_modules": ("fine_grained_activation_offloading", "offload_modules"),
     "optimizer_instances": ("num_distributed_optimizer_instances",),
     "cp_comm": ("cp_comm_type",),
     "tp_overlap": ("tp_comm_overlap",),

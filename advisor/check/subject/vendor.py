@@ -42,6 +42,11 @@ def vendor_row(recipe: str | None, model: Model) -> Mapping[str, Any]:
         found["model.moe_flex_dispatcher_backend"] = knobs.dispatcher.name if flex else None
     if knobs.fsdp is not Fsdp.none:
         found |= {"ddp.use_megatron_fsdp": True, "ddp.data_parallel_sharding_strategy": knobs.fsdp.name}
+    if knobs.offload_layers:
+        found |= {"model.cpu_offloading": True, "model.cpu_offloading_num_layers": knobs.offload_layers}
+    if knobs.offload_modules:
+        found["model.fine_grained_activation_offloading"] = True
+        found["model.offload_modules"] = list(knobs.offload_modules)
     if knobs.cp_comm is not CpComm.p2p:
         found["model.cp_comm_type"] = CP_WORDS[knobs.cp_comm]
     if knobs.moment_dtype != "fp32":

@@ -70,6 +70,7 @@ def _gpu(name: str, fields: Fields, own: bool = True) -> Gpu:
     if not rates.get("bf16"):
         peaks.problems.append(f"{peaks.where}bf16 is missing (dense TFLOP/s)")
     hbm, nvlink, pcie = fields.mapping("hbm"), fields.mapping("nvlink", False), fields.mapping("pcie", False)
+    host = fields.mapping("host_link", False)
     gpu = Gpu(
         name=name,
         arch=fields.text("arch", "unknown"),
@@ -87,11 +88,13 @@ def _gpu(name: str, fields: Fields, own: bool = True) -> Gpu:
         sources=fields.texts("sources"),
         notes=fields.texts("notes"),
         usable_kind=hbm.choice("usable_kind", _KINDS, "measured"),
+        host_uni_gbs=host.optional_number("uni_gbs", 1e-3, _MAX_GBS),
     )
     nvlink.ignore("generation", "domain_size")
     pcie.ignore("generation")
+    host.ignore("name")
     fields.ignore("name", "system", "gpus_per_node", "nic_gbps_per_gpu")
-    for part in (peaks, hbm, nvlink, pcie, fields):
+    for part in (peaks, hbm, nvlink, pcie, host, fields):
         part.refuse_unknown()
     if own:
         fields.finish(f"GPU {name}")

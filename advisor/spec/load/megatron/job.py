@@ -15,6 +15,7 @@ from advisor.spec.hardware import RankOrder
 from advisor.spec.layout import RECOMPUTE_MODULES, CpComm, CudaGraph, Dispatcher, Fsdp, Knobs, Layout
 from advisor.spec.load.megatron.arguments import Arguments, by_dest, parse
 from advisor.spec.load.megatron.model import read_model, sequence_length
+from advisor.spec.load.megatron.offload import offload_knobs
 from advisor.spec.load.megatron.pipeline import read_split
 from advisor.spec.model import Model
 from advisor.spec.plan import Finding
@@ -30,8 +31,6 @@ _NOT_COUNTED = (
     "defer_embedding_wgrad_compute",
     "use_transformer_engine_op_fuser",
     "fp32_residual_connection",
-    "fine_grained_activation_offloading",
-    "cpu_offloading_num_layers",
     "distribute_saved_activations",
     "moe_paged_stash",
     "moe_expert_rank_capacity_factor",
@@ -275,6 +274,7 @@ def _knobs(arguments: Arguments, model: Model, precision: Precision) -> Knobs:
         fsdp=fsdp,
         cuda_graph={"none": CudaGraph.none, "full_iteration": CudaGraph.full_iteration}.get(graph, CudaGraph.scoped),
         optimizer_offload=float(fraction),
+        **offload_knobs(arguments),
         optimizer_instances=arguments.count("num_distributed_optimizer_instances"),
         cp_comm=_CP_COMM.get(comm[0], CpComm.p2p),
         tp_overlap=arguments.switch("tp_comm_overlap"),
