@@ -11,8 +11,6 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _USUAL = bytes(byte for byte in range(256) if byte >= 32 and byte != 127) + b"\n\r\x1b"
 _ODD = re.compile(r"(?![\x00-\x7f])[\s\d]")
-_TRAILING = re.compile(r"[\r ]+$", re.MULTILINE)
-_REDRAWN = re.compile(r"^[^\n]*\r", re.MULTILINE)
 _PRINTED = re.compile(rb"[!-~]")
 
 
@@ -39,8 +37,8 @@ def last_states(text: str) -> str:
     """
     if "\r" not in text:
         return text
-    text = text.replace("\r\n", "\n")
-    return _REDRAWN.sub("", _TRAILING.sub("", without_escapes(text))) if "\r" in text else text
+    lines = without_escapes(text).split("\n")
+    return "\n".join([line.rstrip("\r ").rpartition("\r")[2] for line in lines])
 
 
 def without_escapes(text: str) -> str:
