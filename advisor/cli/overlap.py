@@ -36,7 +36,6 @@ OPTIONS = (
     switch("batch-p2p", SECTION, "Sends and receives as one batch."),
     switch("align-param-gather", SECTION, "Stages gather parameters at the same time."),
     switch("overlap-param-gather-with-optimizer-step", SECTION, "First gather beside the optimizer."),
-    text("bucket-size", "N", SECTION, "Parameters (not bytes) per bucket."),
     switch("defer-embedding-wgrad", SECTION, "Embedding weight gradient in the pipeline's drain."),
     text("wgrad-deferral-limit", "N", SECTION, "Microbatches it may wait for."),
     text("te-version", "X|none", SECTION, "Transformer Engine installed (default 2.12)."),
@@ -45,7 +44,7 @@ OPTIONS = (
     option("--explain", section="Output", is_flag=True, help="Why, source, environment and virtual stages as well."),
 )
 BY_HAND = ("tp_comm_overlap_cfg", "batch_p2p", "align_param_gather", "overlap_param_gather_with_optimizer_step",
-           "bucket_size", "defer_embedding_wgrad", "wgrad_deferral_limit", "te_version", "target_version")  # fmt: skip
+           "defer_embedding_wgrad", "wgrad_deferral_limit", "te_version", "target_version")  # fmt: skip
 
 
 @click.command("overlap", cls=SectionCommand)

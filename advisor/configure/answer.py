@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from advisor.configure.environment import Variable, variables
@@ -12,6 +13,7 @@ from advisor.configure.gain import Gain, gains
 from advisor.configure.interleaving import Interleaving, interleavings
 from advisor.configure.job import Job, preset
 from advisor.configure.overlap import Overlap, resolve
+from advisor.configure.prices import Price, field_prices, variable_prices
 from advisor.configure.resolved import Asked, Field, asked_of
 from advisor.configure.userbuffers import preset_gemms
 from advisor.errors import InputError
@@ -28,7 +30,6 @@ WORDS = {
     "batch_p2p": "batch_p2p_comm",
     "align_param_gather": "align_param_gather",
     "overlap_param_gather_with_optimizer_step": "overlap_param_gather_with_optimizer_step",
-    "bucket_size": "bucket_size",
     "defer_embedding_wgrad": "defer_embedding_wgrad_compute",
     "wgrad_deferral_limit": "wgrad_deferral_limit",
     "te_version": "transformer_engine",
@@ -47,7 +48,8 @@ class OverlapAnswer:
     """How communication overlap of one layout resolves, and what it brings.
 
     `step` is the step with the knobs that really take effect, None where the layout is illegal or does not train;
-    `findings` are those of the rules about the layout.
+    `prices` says by name what every field and variable is worth in it, and is empty without a step; `findings` are
+    those of the rules about the layout.
     """
 
     request: Request
@@ -55,6 +57,7 @@ class OverlapAnswer:
     environment: tuple[Variable, ...]
     step: StepEstimate | None
     gains: tuple[Gain, ...]
+    prices: Mapping[str, Price]
     interleavings: tuple[Interleaving, ...]
     findings: tuple[Finding, ...]
 
@@ -71,7 +74,7 @@ class OverlapAnswer:
             "schema_version": SCHEMA_VERSION,
             "request": {name: setting.value for name, setting in self.request.settings.items()},
             "target": self.overlap.asked.target,
-            "fields": [_field(one) for one in self.overlap.fields],
+            "fields": [{**_field(one), "price": self._price(one.path)} for one in self.overlap.fields],
             "user_buffers": {
                 "match": buffers.match,
                 "name": buffers.name,
@@ -81,12 +84,16 @@ class OverlapAnswer:
                 "custom": {gemm: dict(values) for gemm, values in buffers.custom.items()} or None,
                 "custom_kind": "assumed",
             },
-            "environment": [asdict(one) for one in self.environment],
+            "environment": [{**asdict(one), "price": self._price(one.name)} for one in self.environment],
             "step_s": None if self.step is None else self.step.step_s,
             "gains": [asdict(one) for one in self.gains],
             "interleavings": [_interleaving(one) for one in self.interleavings],
             "findings": [asdict(one) for one in self.findings],
         }
+
+    def _price(self, name: str) -> dict[str, Any] | None:
+        price = self.prices.get(name)
+        return None if price is None else price.record()
 
 
 def _field(one: Field) -> dict[str, Any]:
@@ -106,9 +113,8 @@ def by_hand(words: Mapping[str, str | bool | None]) -> dict[str, Any]:
     for name, field in WORDS.items():
         if name in found:
             out[field] = found[name]
-    for name, low in (("bucket_size", 1), ("wgrad_deferral_limit", -1)):
-        if name in out:
-            out[name] = whole(name, out[name], low, 2**40)
+    if "wgrad_deferral_limit" in out:
+        out["wgrad_deferral_limit"] = whole("wgrad_deferral_limit", out["wgrad_deferral_limit"], -1, 2**40)
     if str(out.get("transformer_engine", "")).lower() == "none":
         out["transformer_engine"] = None
     elif "transformer_engine" in out and not re.match(r"\d+\.\d+", str(out["transformer_engine"])):
@@ -141,15 +147,22 @@ def overlap_answer(
 
 def _answer(request: Request, chosen: Choice, job: Job, asked: Asked, lora: bool) -> OverlapAnswer:
     overlap = resolve(job, asked, lora=lora)
-    held = replace(job, knobs=overlap.effective)
-    verdict, candidate, found = judge(request, replace(chosen, knobs=overlap.effective))
+    held = overlap.held
+    verdict, candidate, found = judge(
+        request.replaced(workload=held.workload), replace(chosen, knobs=overlap.effective)
+    )
     trains = verdict != "illegal" and request.workload.mode == "train" and candidate is not None
+    environment, brought = variables(held), gains(held) if trains else ()
+    prices: dict[str, Price] = {}
+    if trains and candidate is not None and candidate.step is not None:
+        prices = field_prices(overlap.fields, brought, candidate.step) | variable_prices(held, environment, candidate)
     return OverlapAnswer(
         request=request,
         overlap=overlap,
-        environment=variables(held),
+        environment=environment,
         step=candidate.step if candidate is not None else None,
-        gains=gains(held) if trains else (),
+        gains=brought,
+        prices=MappingProxyType(prices),
         interleavings=interleavings(held, request.budget_bytes) if trains else (),
         findings=found,
     )

@@ -14,9 +14,9 @@ from advisor.configure.experts import expert_fields
 from advisor.configure.job import Job
 from advisor.configure.resolved import MB, ML, Asked, Field, Outcome, Value, settle
 from advisor.configure.userbuffers import BufferChoice, choose
+from advisor.cost.buckets import BRIDGE_BUCKET
 from advisor.spec.layout import Dispatcher, Fsdp, Knobs
 
-BUCKET_PARAMETERS = 128 * 1024 * 1024
 OVERLAP = f"{MB}/comm_overlap.py"
 
 
@@ -38,13 +38,25 @@ class Overlap:
         raise KeyError(path)
 
     @property
+    def held(self) -> Job:
+        """The job with what really takes effect."""
+        field = self.field("ddp.bucket_size")
+        bucket = field.effective if field.requested is not None and isinstance(field.effective, int) else None
+        return replace(self.job, knobs=self.effective, workload=replace(self.job.workload, bucket_size=bucket))
+
+    @property
     def stopped(self) -> tuple[Field, ...]:
         """Fields for which the job would be refused."""
         return tuple(one for one in self.fields if one.outcome == "stop")
 
 
 def resolve(job: Job, asked: Asked, *, lora: bool = False) -> Overlap:
-    """Every overlap setting of `job` when `asked` is given to Bridge's CommOverlapConfig."""
+    """Every overlap setting of `job` when `asked` is given to Bridge's CommOverlapConfig.
+
+    A bucket size that `asked` leaves open is that of the job.
+    """
+    if asked.bucket_size is None:
+        asked = replace(asked, bucket_size=job.workload.bucket_size)
     tensor = _tensor_on(job, asked)
     buffers = choose(job, active=tensor[0], why_not=tensor[2], named=asked.tp_comm_overlap_cfg, lora=lora)
     fields = (
@@ -165,7 +177,7 @@ def _data(job: Job, asked: Asked) -> Iterator[Field]:
         return
     several, staged = layout.dp > 1, layout.dp > 1 and layout.pp > 1 and layout.vpp > 1
     why = f"DP is {layout.dp}" + ("" if several else ": nothing to reduce or gather")
-    bucket = BUCKET_PARAMETERS if several else None
+    bucket = BRIDGE_BUCKET if several else None
     size_why = f"{why}; counted in parameters, not bytes" if several else why
     aligned = f"DP is {layout.dp}, PP {layout.pp}, VPP {layout.vpp}: " + (
         "stages gather at the same time" if staged else "needs all three above 1"

@@ -114,6 +114,7 @@ def make_workload(found: Mapping[str, Setting], precision: Precision, base: Work
         "fp8_params": switch,
         "mtp_depth": lambda n, v: whole(n, v, 0, 64),
         "vocab_divisor": lambda n, v: whole(n, v, 1, 2**20),
+        "bucket_size": lambda n, v: whole(n, v, 1, 2**40),
         "batch": lambda n, v: whole(n, v, 1, 2**30),
         "context": lambda n, v: whole(n, v, 1, 2**30),
     }

@@ -227,10 +227,15 @@ def test_virtual_stages_trade_bubble_for_memory() -> None:
 
 
 def test_words_are_checked() -> None:
-    assert by_hand({"bucket_size": "1000", "te_version": "none", "target_version": "0.3.1"}) == {
-        "bucket_size": 1000, "transformer_engine": None, "target": "0.3",
+    assert by_hand({"wgrad_deferral_limit": "4", "te_version": "none", "target_version": "0.3.1"}) == {
+        "wgrad_deferral_limit": 4, "transformer_engine": None, "target": "0.3",
     }  # fmt: skip
-    for bad in ({"bucket_size": "-3"}, {"te_version": "new"}, {"target_version": "2"}, {"tp_comm_overlap_cfg": "ub"}):
+    for bad in (
+        {"wgrad_deferral_limit": "-3"},
+        {"te_version": "new"},
+        {"target_version": "2"},
+        {"tp_comm_overlap_cfg": "ub"},
+    ):
         with pytest.raises(InputError):
             by_hand(bad)
 
