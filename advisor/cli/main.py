@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import gc
 import importlib
-import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 from advisor.cli import render
-from advisor.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, AdvisorError
+from advisor.cli.reported import reported
+from advisor.errors import EXIT_INTERRUPTED
 
 VERBS = (
     "plan", "estimate", "why", "improve", "overlap", "export", "launch", "resiliency", "goodput", "diagnose", "trial",
@@ -85,28 +85,10 @@ def run(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; everything that can go wrong becomes one error on stderr."""
     render.prepare_streams()
     try:
-        code: Any = cli.main(args=args, prog_name="advisor", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        render.notice(error.format_message())
-        return EXIT_USAGE
-    except click.ClickException as error:
-        render.click_error(error)
-        return EXIT_USAGE
-    except AdvisorError as error:
-        render.error(error.message, error.hint)
-        return error.exit_code
+        return reported(lambda: cli.main(args=args, prog_name="advisor", standalone_mode=False))
     except (click.Abort, KeyboardInterrupt):
         render.error("interrupted", None)
         return EXIT_INTERRUPTED
-    except render.ReaderGoneError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
-    except Exception as error:
-        if os.environ.get("ADVISOR_TRACEBACK"):
-            raise
-        render.fault(error)
-        return EXIT_FAULT
-    return code if isinstance(code, int) else EXIT_OK
 
 
 def main() -> NoReturn:

@@ -14,6 +14,7 @@ import click
 
 from advisor.cli import render
 from advisor.cli.options import OUTPUT_OPTIONS, SectionCommand, option, with_options
+from advisor.cli.reported import reported
 from advisor.cli.survival import PLAN_ARGUMENT, flag, valued
 from advisor.cli.trials import (
     DRIVE_OPTIONS,
@@ -72,7 +73,7 @@ def command(
     from advisor.configure.chosen import read_plan
     from advisor.trial.space import Space
     from advisor.trial.store import Store
-    from advisor.trial.study import best_of, contenders, finished, open_study, pool_of, tune
+    from advisor.trial.study import best_of, contenders, finished, kept_at, open_study, pool_of, tune
     from advisor.trial.workers import in_workers, share_of_gpus
 
     drive, rules = drive_of(options), rules_of(options)
@@ -82,29 +83,32 @@ def command(
     store = Store(plan_path(out))
     where = f"journal:{store.folder / JOURNAL}" if storage is None and workers > 1 else storage
 
-    asked = open_study(study, where, len(space.pool), seed)
+    asked = open_study(study, where, space.pool, seed)
     before = {trial.number for trial in finished(asked)}
     begin = time.monotonic()
-    if workers == 1:
-        with closing(Follower(quiet)) as follower:
-            for _ in tune(asked, space, trials, _runner(asked, store, rules, follower, begin=begin)):
+
+    def work_on(one: Any, follower: Follower) -> int:
+        with closing(follower), kept_at(where):
+            for _ in tune(one, space, trials, _runner(one, store, rules, follower, begin=begin)):
                 pass
+        return EXIT_OK
+
+    if workers == 1:
+        work_on(asked, Follower(quiet))
     else:
         devices = gpus_visible()
         most = max(trial.ranks for trial in space.pool)
 
-        def work(number: int) -> None:
+        def work(number: int) -> int:
             if drive.device == "cuda" and devices:
                 os.environ["CUDA_VISIBLE_DEVICES"] = share_of_gpus(devices, number, most)
-            own = open_study(study, where, len(space.pool), seed + number)
-            for _ in tune(own, space, trials, _runner(own, store, rules, Follower(True), begin=begin)):
-                pass
+            return reported(lambda: work_on(open_study(study, where, space.pool, seed + number), Follower(True)))
 
         with closing(Crowd(quiet, store, trials)) as crowd:
             for number, code in enumerate(in_workers(workers, work, crowd)):
                 if code:
                     render.notice(f"worker {number} ended with {code}; what it had finished is kept")
-        asked = open_study(study, where, len(space.pool), seed)
+        asked = open_study(study, where, space.pool, seed)
     fresh = [trial.number for trial in finished(asked) if trial.number not in before]
     document = tune_document(asked, space, fresh, contenders(asked, space), Path(out))
     render.show(document, render.Output(form, None, quiet, verbose))

@@ -1,4 +1,4 @@
-"""A sampler that proposes legal values only; the one module beside `study` that needs Optuna."""
+"""A sampler that proposes legal values only; one of the modules that need Optuna."""
 
 from __future__ import annotations
 

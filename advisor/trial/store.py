@@ -56,7 +56,7 @@ class Store:
             handle = os.open(self.folder / LINES, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX)
-                _append(handle, line)
+                append_line(handle, line)
             finally:
                 os.close(handle)
 
@@ -81,10 +81,16 @@ def kept_in(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _append(handle: int, line: bytes) -> None:
-    """Write a line to the end of a locked file, and nothing where not all of it can be written."""
+def append_line(handle: int, line: bytes) -> None:
+    """Write a line to the end of a locked file, and nothing where not all of it can be written. Raises OSError.
+
+    What a writer that died has left of a line is cut off.
+    """
     size = os.fstat(handle).st_size
-    rest = memoryview(line if not size or os.pread(handle, 1, size - 1) == b"\n" else b"\n" + line)
+    if size and os.pread(handle, 1, size - 1) != b"\n":
+        size = os.pread(handle, size, 0).rfind(b"\n") + 1
+        os.ftruncate(handle, size)
+    rest = memoryview(line)
     try:
         while rest:
             rest = rest[os.write(handle, rest) :]

@@ -13,9 +13,10 @@ killed: running trials whose process lives no longer are told as failed; finishe
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,15 +81,15 @@ def pool_of(request: Request, source: str, drive: Drive, most: int = POOL) -> tu
     return tuple(found.values())
 
 
-def open_study(name: str, storage: str | None, candidates: int, seed: int) -> Any:
-    """A study of this name in `storage`: sqlite:///FILE, journal:PATH, or None for one in memory.
+def open_study(name: str, storage: str | None, pool: Sequence[Trial], seed: int) -> Any:
+    """A study of this name over the list `pool` in `storage`: sqlite:///FILE, journal:PATH, or None for one in memory.
 
-    Raises InputError for a storage that cannot be opened, and for a study that was begun with other candidates.
+    Raises InputError for a storage that cannot be opened, and for a study that was begun over another list.
     """
     optuna = _optuna()
     from advisor.trial.sampler import LegalSampler
 
-    try:
+    with kept_at(storage, ImportError, ValueError, RuntimeError):
         study = optuna.create_study(
             study_name=name,
             storage=_storage(optuna, storage),
@@ -96,16 +97,35 @@ def open_study(name: str, storage: str | None, candidates: int, seed: int) -> An
             direction="maximize",
             load_if_exists=True,
         )
-    except (ImportError, OSError, ValueError, RuntimeError, optuna.exceptions.OptunaError) as problem:
-        raise InputError(f"--storage {storage}: {str(problem).splitlines()[0][:200]}", FORMS) from problem
-    known = study.user_attrs.get("candidates")
-    if known not in {None, candidates}:
-        raise InputError(
-            f"study {name} was begun over {known} candidates, now there are {candidates}", "give another --study"
-        )
-    study.set_user_attr("candidates", candidates)
-    clear_stale(study)
+        listed = {"candidates": len(pool), "list": _digest(pool)}
+        if any(study.user_attrs.get(what, found) != found for what, found in listed.items()):
+            raise InputError(
+                f"study {name} was begun over another list of candidates ({study.user_attrs['candidates']}, now "
+                f"{len(pool)}), whose places its trials name",
+                "give another --study",
+            )
+        for what, found in listed.items():
+            study.set_user_attr(what, found)
+        clear_stale(study)
     return study
+
+
+def _digest(pool: Sequence[Trial]) -> str:
+    """Equal for lists of the same jobs in the same order, however many steps of them are run."""
+    work = [{name: value for name, value in trial.job.items() if name != "run"} for trial in pool]
+    return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def kept_at(storage: str | None, *more: type[Exception]) -> Iterator[None]:
+    """What a storage cannot do is an InputError that names it; so are errors of `more` kinds."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    kinds = (OSError, SQLAlchemyError, _optuna().exceptions.OptunaError, *more)
+    try:
+        yield
+    except kinds as problem:
+        raise InputError(f"--storage {storage}: {str(problem).splitlines()[0][:200]}", FORMS) from problem
 
 
 def _optuna() -> Any:
@@ -121,13 +141,14 @@ def _storage(optuna: Any, storage: str | None) -> Any:
     if storage is None:
         return None
     path = Path(storage.removeprefix("journal:").removeprefix("sqlite:///"))
+    if not path.name:
+        raise ValueError("it names no file")
     if not path.parent.is_dir():
         raise OSError(f"the folder {path.parent} does not exist")
     if storage.startswith("journal:"):
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
+        from advisor.trial.journal import WholeJournal
 
-        return JournalStorage(JournalFileBackend(str(path)))
+        return optuna.storages.JournalStorage(WholeJournal(path))
     if storage.startswith("sqlite:///"):
         return optuna.storages.RDBStorage(storage)
     raise ValueError(f"no storage of this form is known; {FORMS}")

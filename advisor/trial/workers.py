@@ -9,10 +9,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 
+from advisor.errors import EXIT_INTERRUPTED
 from advisor.trial.guard import end_with
 
 POLL_S = 0.2
@@ -20,8 +22,8 @@ POLL_S = 0.2
 GRACE_S = 150.0
 
 
-def in_workers(count: int, work: Callable[[int], None], look: Callable[[], None]) -> tuple[int, ...]:
-    """Exit codes of `count` processes that each do `work(number)`; `look` is called while they run.
+def in_workers(count: int, work: Callable[[int], int], look: Callable[[], None]) -> tuple[int, ...]:
+    """Exit codes of `count` processes, as `work(number)` gives them in each; `look` is called while they run.
 
     An exception here, as of Ctrl-C, ends them all in order; when this process is killed they are too.
     """
@@ -29,7 +31,11 @@ def in_workers(count: int, work: Callable[[int], None], look: Callable[[], None]
 
     def begin(number: int) -> None:
         end_with(parent)
-        work(number)
+        try:
+            code = work(number)
+        except KeyboardInterrupt:
+            code = EXIT_INTERRUPTED  # what there is to say about it says the parent
+        sys.exit(code)
 
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=begin, args=(number,), name=f"worker {number}") for number in range(count)]

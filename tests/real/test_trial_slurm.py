@@ -306,7 +306,7 @@ from advisor.trial.study import open_study, pool_of, tune
 from tests.real.test_trial_slurm import *
 plan, out = Path(sys.argv[1]), Path(sys.argv[2])
 space = Space(pool_of(read_plan(plan).request, str(plan), DRIVE, 20), DRIVE)
-study = open_study("s", f"journal:{out / 'study.log'}", len(space.pool), int(os.environ["SLURM_JOB_ID"]))
+study = open_study("s", f"journal:{out / 'study.log'}", space.pool, int(os.environ["SLURM_JOB_ID"]))
 rules, store = Rules(Limits(), backend=Local(ACTING)), Store(out)
 for one in tune(study, space, 8, lambda trial: next(run_trials([trial], store, rules, lambda *_: None)).record):
     print(one.number, flush=True)

@@ -31,7 +31,7 @@ def get(app, path: str) -> dict:
 def test_the_dashboard_shows_every_trial_and_knob(tmp_path, kind):
     space = make_space(tmp_path)
     url = storages(tmp_path)[kind]
-    study = open_study("advisor", url, len(space.pool), 0)
+    study = open_study("advisor", url, space.pool, 0)
     list(tune(study, space, 5, lambda one: record(one, None, "oom") if one is space.pool[1] else proportional(one)))
     import optuna_dashboard
 

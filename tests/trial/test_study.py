@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from advisor.rules import findings
 from advisor.trial.job import Drive
 from advisor.trial.progress import Progress
 from advisor.trial.space import KNOB_GAIN, KNOBS, Space, values_of
-from advisor.trial.study import best_of, clear_stale, finished, hopeless, open_study, pool_of, promising, tune
+from advisor.trial.study import best_of, clear_stale, finished, hopeless, kept_at, open_study, pool_of, promising, tune
 from advisor.trial.trials import make_trial
 from tests.trial.layouts import write_estimate, write_plan
 
@@ -69,7 +70,7 @@ def test_the_pool_is_in_the_order_of_prediction_and_no_job_twice(pool):
 
 
 def test_the_best_predicted_are_tried_first_and_none_twice(space, pool):
-    study = open_study("a", None, len(pool), 0)
+    study = open_study("a", None, pool, 0)
     tried = list(tune(study, space, 8, lambda trial: record(trial, 1000.0 + pool.index(trial))))
     indices = [one.index for one in tried]
     assert indices[:3] == [0, 1, 2]
@@ -78,7 +79,7 @@ def test_the_best_predicted_are_tried_first_and_none_twice(space, pool):
 
 def test_it_finds_a_layout_that_prediction_ranks_low(space, pool):
     """Where the measured order is the reverse of the predicted one, nothing is ruled out and the sampler goes there."""
-    study = open_study("b", None, len(pool), 1)
+    study = open_study("b", None, pool, 1)
     place = {trial.key: index for index, trial in enumerate(pool)}
     tried = list(tune(study, space, 12, lambda trial: record(trial, 1e3 * 1.5 ** place.get(trial.key, 0))))
     assert len(tried) == 12
@@ -89,7 +90,7 @@ def test_it_finds_a_layout_that_prediction_ranks_low(space, pool):
 def test_it_stops_when_no_interval_reaches_the_best(pool):
     spread = sorted(pool, key=lambda trial: -trial.predicted.tokens_per_s_per_gpu)[::4]
     space = Space(spread, DRIVE)
-    study = open_study("c", None, len(spread), 0)
+    study = open_study("c", None, spread, 0)
     tried = list(tune(study, space, 400, proportional))
     assert promising(study, space) == {}
     assert len(tried) < 400
@@ -108,7 +109,7 @@ def test_whatever_is_asked_is_legal_fits_and_keeps_what_is_pinned(tmp_path):
     request = read_plan(plan).request
     space = Space(pool_of(request, str(plan), DRIVE, 20), DRIVE)
     ran = []
-    study = open_study("k", None, len(space.pool), 3)
+    study = open_study("k", None, space.pool, 3)
     tried = list(tune(study, space, 60, lambda trial: ran.append(trial) or proportional(trial)))
     asked = [pinned(trial.params) for trial in finished(study)]
     assert len({trial.key for trial in ran}) == len(tried) > len({one.index for one in tried})
@@ -160,7 +161,7 @@ def test_knobs_find_what_no_prediction_knows(space, pool):
         gain = 1.1 if trial.job["ddp"].get("bucket_size") == 1_000_000 else 1.0
         return proportional(trial, 0.5 * gain)
 
-    study = open_study("g", None, len(pool), 0)
+    study = open_study("g", None, pool, 0)
     list(tune(study, space, 40, run))
     assert best_of(study).params["bucket_size"] == 1_000_000
 
@@ -169,7 +170,7 @@ def test_out_of_memory_is_a_failed_trial_and_never_the_best(space, pool):
     def run(trial):
         return record(trial, None, "oom") if trial is pool[0] else proportional(trial)
 
-    study = open_study("d", None, len(pool), 0)
+    study = open_study("d", None, pool, 0)
     tried = list(tune(study, space, 4, run))
     assert tried[0].value is None
     assert [trial.user_attrs["outcome"] for trial in finished(study)].count("oom") == 1
@@ -182,7 +183,7 @@ def test_measured_memory_over_the_budget_is_infeasible(space, pool):
         reserved = trial.candidate.memory.budget_bytes * (1.2 if trial is pool[0] else 0.5)
         return {**found, "measured": {**found["measured"], "peak_reserved_bytes": reserved}}
 
-    study = open_study("e", None, len(pool), 0)
+    study = open_study("e", None, pool, 0)
     list(tune(study, space, 4, run))
     assert best_of(study).params["candidate"] != 0
     assert study.best_trial.params["candidate"] != 0
@@ -216,7 +217,7 @@ def test_a_killed_worker_loses_no_finished_trial(tmp_path, kind):
     code = (
         "import sys, time; from pathlib import Path; from tests.trial.test_study import *\n"
         "space = make_space(Path(sys.argv[1]))\n"
-        "study = open_study('s', sys.argv[2], len(space.pool), 0)\n"
+        "study = open_study('s', sys.argv[2], space.pool, 0)\n"
         "done = Path(sys.argv[1]) / 'done'\n"
         "def run(trial):\n"
         "    if len(finished(study)) == 3:\n"
@@ -230,11 +231,11 @@ def test_a_killed_worker_loses_no_finished_trial(tmp_path, kind):
     while not (tmp_path / "done").exists() and time.monotonic() < end:
         assert worker.poll() is None
         time.sleep(0.05)
-    running = [t.state.name for t in open_study("s", storage, len(pool), 0).get_trials()]
+    running = [t.state.name for t in open_study("s", storage, pool, 0).get_trials()]
     assert running.count("RUNNING") == 1, "a living worker's trial is left alone"
     os.kill(worker.pid, signal.SIGKILL)
     worker.wait()
-    study = open_study("s", storage, len(pool), 0)
+    study = open_study("s", storage, pool, 0)
     states = [trial.state.name for trial in study.get_trials()]
     assert states.count("COMPLETE") == 3
     assert "RUNNING" not in states
@@ -246,12 +247,44 @@ def test_a_killed_worker_loses_no_finished_trial(tmp_path, kind):
 
 def test_two_studies_over_different_lists_do_not_mix(tmp_path, pool):
     storage = storages(tmp_path)["sqlite"]
-    open_study("s", storage, len(pool), 0)
-    with pytest.raises(InputError, match="candidates"):
-        open_study("s", storage, len(pool) + 1, 0)
+    open_study("s", storage, pool, 0)
+    for other in (pool[1:], (pool[1], pool[0], *pool[2:])):
+        with pytest.raises(InputError, match="another list of candidates"):
+            open_study("s", storage, other, 0)
 
 
 @pytest.mark.parametrize("storage", ["mysql://x", "journal:/nowhere/at/all/log", "sqlite:////nowhere/at/all.db", "x"])
 def test_a_storage_that_cannot_be_opened_is_an_input_error(storage):
     with pytest.raises(InputError, match="--storage"):
-        open_study("s", storage, 3, 0)
+        open_study("s", storage, (), 0)
+
+
+def test_a_journal_lives_through_a_full_disk_and_a_line_cut_off(tmp_path, space, pool):
+    """A limit on the size of a file stands for the disk; below it the study writes until it can no more."""
+    where, path = storages(tmp_path)["journal"], tmp_path / "study.log"
+    study = open_study("full", where, pool, 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 12_000, hard))
+    try:
+        with pytest.raises(InputError, match=r"--storage journal:.*File too large"), kept_at(where):
+            list(tune(study, space, 100, proportional))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes().endswith(b"}\n")
+    before = [trial.number for trial in finished(open_study("full", where, pool, 0))]
+    assert before
+    with path.open("ab") as file:
+        file.write(b'{"op_code":8,"worker')
+    study = open_study("full", where, pool, 0)
+    tried = list(tune(study, space, len(before) + 2, proportional))
+    assert len(tried) == 2
+    assert [trial.number for trial in finished(study)][: len(before)] == before
+
+
+def test_a_storage_that_cannot_be_opened_is_named(tmp_path, pool):
+    (tmp_path / "study.db").mkdir()
+    (tmp_path / "study.log").mkdir()
+    for where in (*storages(tmp_path).values(), "redis://host", "journal:", "sqlite:///"):
+        with pytest.raises(InputError, match="--storage") as problem:
+            open_study("x", where, pool, 0)
+        assert "journal:PATH" in problem.value.hint

@@ -21,7 +21,7 @@ SCHEMA = json.loads((Path(__file__).parents[2] / "presets" / "schemas" / "tune.s
 
 
 def document_of(space, trials: int, run):
-    study = open_study("s", None, len(space.pool), 0)
+    study = open_study("s", None, space.pool, 0)
     list(tune(study, space, trials, run))
     fresh = [trial.number for trial in finished(study)]
     return tune_document(study, space, fresh, contenders(study, space), Path("trials"))

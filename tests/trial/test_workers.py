@@ -16,8 +16,10 @@ import pytest
 pytest.importorskip("optuna")
 pytest.importorskip("psutil")
 
+from advisor.configure.chosen import read_plan
 from advisor.trial.asking import OWNER, begin, claim, is_stale
-from advisor.trial.study import finished, open_study, tune
+from advisor.trial.job import Drive
+from advisor.trial.study import finished, open_study, pool_of, tune
 from advisor.trial.workers import in_workers, share_of_gpus
 from tests.trial.layouts import write_estimate, write_plan
 from tests.trial.test_study import make_space, record, storages
@@ -31,7 +33,7 @@ from pathlib import Path
 from tests.trial.test_workers import *
 folder, storage, number, trials = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 space = make_space(folder)
-study = open_study("s", storage, len(space.pool), number)
+study = open_study("s", storage, space.pool, number)
 (folder / f"ready-{number}").touch()
 while not (folder / "go").exists():
     time.sleep(0.01)
@@ -69,14 +71,14 @@ def ran(folder: Path) -> list[tuple[str, str]]:
 def test_no_job_runs_twice_and_no_trial_too_many(tmp_path, kind):
     storage = storages(tmp_path)[kind]
     space = make_space(tmp_path)
-    open_study("s", storage, len(space.pool), 0)
+    open_study("s", storage, space.pool, 0)
     workers = start(tmp_path, storage, 3, 12)
     assert [worker.wait(timeout=200) for worker in workers] == [0, 0, 0]
     done = ran(tmp_path)
     assert len(done) == 12
     assert max(Counter(key for _, key in done).values()) == 1
     assert len({number for number, _ in done}) > 1
-    study = open_study("s", storage, len(space.pool), 0)
+    study = open_study("s", storage, space.pool, 0)
     assert len(finished(study)) == 12
     assert sorted(trial.user_attrs["key"] for trial in finished(study)) == sorted(key for _, key in done)
 
@@ -90,7 +92,7 @@ def test_a_killed_worker_leaves_its_trial_to_the_others(tmp_path):
     workers[0].wait()
     assert workers[1].wait(timeout=200) == 0
     space = make_space(tmp_path)
-    study = open_study("s", storage, len(space.pool), 0)
+    study = open_study("s", storage, space.pool, 0)
     done = ran(tmp_path)
     (lost,) = [key for number, key in done if number == "0"]
     assert all(count == (2 if key == lost else 1) for key, count in Counter(key for _, key in done).items())
@@ -100,7 +102,7 @@ def test_a_killed_worker_leaves_its_trial_to_the_others(tmp_path):
 
 
 def test_the_earlier_claim_holds_whoever_writes_first(tmp_path):
-    study = open_study("s", storages(tmp_path)["journal"], 3, 0)
+    study = open_study("s", storages(tmp_path)["journal"], (), 0)
     first, second = begin(study), begin(study)
     assert claim(study, first, "job", 10) == "mine"
     assert claim(study, second, "job", 10) == "taken"
@@ -109,7 +111,7 @@ def test_the_earlier_claim_holds_whoever_writes_first(tmp_path):
 
 
 def test_a_worker_of_another_host_is_stale_when_it_is_silent(tmp_path):
-    study = open_study("s", storages(tmp_path)["journal"], 3, 0)
+    study = open_study("s", storages(tmp_path)["journal"], (), 0)
     trial = begin(study)
     trial.set_user_attr(OWNER, {"host": "elsewhere", "pid": 1, "begun": 0.0})
     (frozen,) = study.get_trials()
@@ -119,10 +121,11 @@ def test_a_worker_of_another_host_is_stale_when_it_is_silent(tmp_path):
     assert is_stale(frozen)
 
 
-def test_workers_end_with_the_exception_of_their_parent(tmp_path):
-    def work(number: int) -> None:
+def test_workers_end_with_the_exception_of_their_parent_and_say_nothing(tmp_path, capfd):
+    def work(number: int) -> int:
         (tmp_path / f"{number}-{os.getpid()}").touch()
         time.sleep(600)
+        return 0
 
     def look() -> None:
         if len(list(tmp_path.iterdir())) == 2:
@@ -131,10 +134,26 @@ def test_workers_end_with_the_exception_of_their_parent(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         in_workers(2, work, look)
     assert not any(Path(f"/proc/{path.name.partition('-')[2]}").exists() for path in tmp_path.iterdir())
+    assert capfd.readouterr() == ("", "")
 
 
 def test_exit_codes_tell_which_worker_was_killed():
-    assert in_workers(2, lambda number: os.kill(os.getpid(), 9) if number else None, lambda: None) == (0, -9)
+    assert in_workers(2, lambda number: os.kill(os.getpid(), 9) if number else 0, lambda: None) == (0, -9)
+
+
+def test_an_error_of_a_worker_is_told_without_a_traceback(tmp_path):
+    """Files stand where the folders of trials would be made."""
+    pytest.importorskip("megatron.core")
+    plan, out = write_estimate(tmp_path, "dense", 1, gbs=4), tmp_path / "out"
+    out.mkdir()
+    for trial in pool_of(read_plan(plan).request, str(plan), Drive("cpu", 3, 0, 0)):
+        (out / trial.name).write_text("")
+    words = [sys.executable, "-m", "advisor", "tune", str(plan), "--device", "cpu", "--workers", "2", "--steps", "3",
+             "--warmup", "0", "--trials", "2", "--profile-steps", "0", "--out", str(out)]  # fmt: skip
+    ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ran.returncode, "Traceback" in ran.stderr) == (1, False), ran.stderr
+    assert "/1: Not a directory" in ran.stderr
+    assert "worker 0 ended with 2" in ran.stderr
 
 
 def test_workers_share_the_gpus():
