@@ -13,7 +13,7 @@ import numpy as np
 
 from advisor.cost.activations import LayerActivations, layer_activations
 from advisor.cost.buffers import p2p_bytes, workspace_bytes
-from advisor.cost.offload import away, offloads
+from advisor.cost.offload import Away, away, offloads
 from advisor.cost.params import padded_vocab, stage_params
 from advisor.cost.placeholders import placeholder_bytes
 from advisor.cost.router import Loads, module_loads, routed
@@ -175,7 +175,7 @@ def _activations(model: Model, workload: Workload, columns: Columns, stage: Stag
         present = np.minimum(count, 1)
         backward = np.maximum(backward, present * (_rebuilt(one, columns, layers) + one.transient))
         dispatch = np.maximum(dispatch, present * one.dispatch * (1 + columns.ep_overlap))
-    gone = away(model, columns, stage, held, checkpointed) if offloads(columns) else None
+    gone = _away(model, columns, stage, held, checkpointed) if offloads(columns) else None
     if workload.mtp_depth:
         router = routed(workload)
         loads = () if router is None else module_loads(router, model, columns)
@@ -188,6 +188,13 @@ def _activations(model: Model, workload: Workload, columns: Columns, stage: Stag
         return _Activations(kept, after, backward, dispatch, entries, kept, np.zeros(1))
     left = kept - gone.host
     return _Activations(left, after - gone.after_one, backward, dispatch, entries, left + gone.moving, gone.host)
+
+
+def _away(model: Model, columns: Columns, stage: Stage, kinds: list[LayerActivations], checkpointed: Array) -> Away:
+    """What of the layers' activations is in host memory: layers recomputed as a whole have no inputs of modules."""
+    kept = [_kept_per_layer(one, columns, checkpointed) for one in kinds]
+    share = np.where(columns.full_uniform > 0, 0.0, 1.0 - checkpointed)
+    return away(model, columns, stage, kept, [share * one.offloaded for one in kinds])
 
 
 def _loaded(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from advisor.cost.activations import LayerActivations, layer_activations
+from advisor.cost.activations import layer_activations
 from advisor.cost.arrays import add_up, largest
 from advisor.cost.hiding import Exchange
 from advisor.cost.recompute import whole_layers
@@ -52,33 +52,26 @@ def first_layers(model: Model, columns: Columns) -> tuple[Array, ...]:
     return tuple((within & (layers == kind)).sum(axis=1)[wanted] for kind in range(len(model.kinds)))
 
 
-def away(model: Model, columns: Columns, stage: Stage, kinds: Sequence[LayerActivations], checkpointed: Array) -> Away:
-    """What a stage has in host memory; `checkpointed` is the share of its layers that keep only their input.
+def away(model: Model, columns: Columns, stage: Stage, kept: Sequence[Array], inputs: Sequence[Array]) -> Away:
+    """What a stage has in host memory.
 
-    Layers that one microbatch leaves on the host are gone with it, as there is no pipeline beside them.
+    A layer-microbatch of every kind keeps `kept` bytes for its backward pass, of which `inputs` are those of offloaded
+    modules. Layers go without a pipeline only, so those of one microbatch are there at a time.
     """
-    pipelines = np.where(columns.pp == 1, 1.0, 0.0)
-    layers = [
-        pipelines * np.minimum(gone, alive) * one.saved
-        for gone, alive, one in zip(first_layers(model, columns), stage.in_flight, kinds, strict=True)
+    gone = [
+        np.where(columns.pp == 1, np.minimum(first, alive), 0.0)
+        for first, alive in zip(first_layers(model, columns), stage.in_flight, strict=True)
     ]
-    share = np.where(columns.full_uniform > 0, 0.0, 1.0 - checkpointed)
-    inputs = [share * one.offloaded for one in kinds]
-    last = largest([np.minimum(count, 1) * own for count, own in zip(stage.layers, inputs, strict=True)])
-    in_flight = [alive * own for alive, own in zip(stage.in_flight, inputs, strict=True)]
-    after = [
-        np.maximum(alive - count / columns.vpp, 0.0) * own
-        for alive, count, own in zip(stage.in_flight, stage.layers, inputs, strict=True)
-    ]
-    by_modules = np.maximum(add_up(in_flight) - last, 0.0)
-    largest_layer = largest([
-        pipelines * np.minimum(gone, 1) * one.saved
-        for gone, one in zip(first_layers(model, columns), kinds, strict=True)
-    ])  # fmt: skip
+    rows = list(zip(stage.layers, stage.in_flight, gone, kept, inputs, strict=True))
+    last = largest([np.minimum(count, 1) * own for count, _, _, _, own in rows])
+    after = [np.maximum(alive - count / columns.vpp, 0.0) * own for count, alive, _, _, own in rows]
+    by_modules = np.maximum(add_up([(alive - first) * own for _, alive, first, _, own in rows]) - last, 0.0)
+    host = add_up([by_modules, *(first * own for _, _, first, own, _ in rows)])
+    one_layer = largest([np.minimum(first, 1) * own for _, _, first, own, _ in rows])
     return Away(
-        host=add_up(layers) + by_modules,
+        host=host,
         after_one=np.maximum(add_up(after) - last, 0.0),
-        moving=np.minimum(largest_layer + last, add_up(layers) + by_modules),
+        moving=np.minimum(one_layer + last, host),
     )
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from advisor.cost.activations import layer_activations
 from advisor.cost.memory import memory
 from advisor.spec.layout import (
+    OFFLOAD_MODULES,
     RECOMPUTE_MODULES,
     CudaGraph,
     Dispatcher,
@@ -69,6 +70,8 @@ def knob_sets(draw: st.DrawFn) -> Knobs:
         fsdp=draw(st.sampled_from(Fsdp)),
         cuda_graph=draw(st.sampled_from(CudaGraph)),
         optimizer_offload=draw(st.sampled_from((0.0, 0.5, 1.0))),
+        offload_layers=draw(st.sampled_from((0, 0, 1, 5, 1000))),
+        offload_modules=tuple(draw(st.sets(st.sampled_from(OFFLOAD_MODULES)))),
         optimizer_instances=draw(st.sampled_from((1, 2))),
         distributed_optimizer=draw(st.booleans()),
         grad_dtype=draw(st.sampled_from(("fp32", "bf16"))),

@@ -57,6 +57,8 @@ def jobs(draw):
         cp_comm=draw(st.sampled_from(tuple(CpComm))),
         tp_overlap=draw(st.booleans()),
         optimizer_offload=draw(st.sampled_from((0.0, 0.5))),
+        offload_layers=draw(st.sampled_from((0, 0, 4))),
+        offload_modules=draw(st.sampled_from(((), ("core_attn", "attn_proj"), ("expert_fc1", "moe_act")))),
     )
     return model, workload, random_layout(draw, model, workload), knobs
 

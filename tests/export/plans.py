@@ -101,6 +101,10 @@ def random_plans(count: int, seed: int = 1) -> Iterator[Chosen]:
         if not moe:
             options["ep"] = 1
         words = knob_words(_knobs(numbers, moe))
+        still = not words["recompute"] and words["cuda_graph"] == "none"
+        words["offload_layers"] = 3 if still and pp == 1 else 0
+        if moe and not words["offload_layers"]:
+            words["offload_modules"] = ["expert_fc1", "moe_act"] if options["mbs"] == 2 else ["core_attn", "attn_proj"]
         try:
             answer = estimate(name, 64, **options, **words)
         except AdvisorError:

@@ -85,6 +85,7 @@ def test_read_back_gives_the_same_layout_knobs_and_model(candidates: list[Chosen
 def test_the_random_candidates_are_varied(candidates: list[Chosen]) -> None:
     assert len({one.model.name for one in candidates}) > 8
     for name in ("recompute", "full_uniform", "dispatcher", "ep_overlap", "fsdp", "cuda_graph", "optimizer_offload",
+                 "offload_layers", "offload_modules",
                  "moment_dtype", "grad_dtype", "overlap_p2p", "tp_overlap"):  # fmt: skip
         assert len({getattr(one.knobs, name) for one in candidates}) > 1, name
     assert len({one.layout.split.form for one in candidates}) > 1

@@ -164,6 +164,10 @@ def knob_arguments(case: Case) -> dict[str, Any]:
         found |= {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": full}
     elif knobs.recompute:
         found |= {"recompute_granularity": "selective", "recompute_modules": list(knobs.recompute)}
+    if knobs.offload_layers:
+        found |= {"cpu_offloading": True, "cpu_offloading_num_layers": knobs.offload_layers}
+    if knobs.offload_modules:
+        found |= {"fine_grained_activation_offloading": True, "offload_modules": list(knobs.offload_modules)}
     if knobs.cuda_graph == CudaGraph.scoped:
         experts = [CudaGraphScope.moe_router, CudaGraphScope.moe_preprocess] if moe else []
         found |= {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": [CudaGraphScope.attn, *experts]}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from advisor.search.stages import balanced_split
-from advisor.spec.layout import CudaGraph, Dispatcher, Knobs
+from advisor.spec.layout import OFFLOAD_MODULES, CudaGraph, Dispatcher, Knobs
 from advisor.spec.load.system import load_system, make_cluster
 from advisor.spec.model import GroupedQueryAttention, Model, MultiTokenPrediction
 from advisor.spec.precision import PRECISIONS
@@ -87,19 +87,25 @@ def random_knobs(random: np.random.Generator, model: Model) -> Knobs:
     def flip(chance: float) -> bool:
         return bool(random.random() < chance)
 
-    modules = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
-    recompute = tuple(name for name in modules if flip(0.12)) if flip(0.6) else ()
+    repeated = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+    recompute = tuple(name for name in repeated if flip(0.12)) if flip(0.6) else ()
     full = int(flip(0.15)) if not recompute else 0
     overlap = model.is_moe and flip(0.35)
     kinds = [Dispatcher.allgather, Dispatcher.alltoall, Dispatcher.alltoall, Dispatcher.deepep, Dispatcher.hybridep]
+    graph = CudaGraph(int(random.choice([0, 0, 1, 2])))
+    # This constructor takes no graph of a whole iteration beside offloaded layers, later ones do.
+    layers = int(random.choice([1, 3, 8])) if graph != CudaGraph.full_iteration and flip(0.15) else 0
+    modules = tuple(name for name in OFFLOAD_MODULES if flip(0.3)) if flip(0.15) else ()
     return Knobs(
         recompute=recompute,
+        offload_layers=layers,
+        offload_modules=modules,
         full_uniform=full,
         dispatcher=kinds[int(random.integers(len(kinds)))] if model.is_moe else Dispatcher.none,
         ep_overlap=overlap,
         delay_wgrad=flip(0.5 if overlap else 0.03),
         shared_expert_overlap=model.is_moe and model.moe.shared_ffn > 0 and flip(0.2),
-        cuda_graph=CudaGraph(int(random.choice([0, 0, 1, 2]))),
+        cuda_graph=graph,
     )
 
 

@@ -72,6 +72,12 @@ CONSTRUCTOR = {
     "moe-act-needs-experts",
     "shared-recompute-xor-shared-overlap",
     "delayed-fp8-without-output-recompute",
+    "layer-offload-forbids-pp",
+    "layer-offload-forbids-recompute",
+    "layer-offload-below-layers",
+    "graph-without-layer-offload",
+    "fine-offload-xor-layer-offload",
+    "fine-offload-projection-with-attention",
     "full-recompute-needs-full-graph",
     "router-graph-without-moe-recompute",
     "scoped-graph-without-synced-dispatch",
@@ -191,6 +197,9 @@ ELSEWHERE: dict[str, Case] = {
     ),
     "full-recompute-one-method": Case(make_model(), make_layout(), Knobs(full_uniform=1, full_block=1)),
     "full-graph-needs-static-experts": Case(MOE, make_layout(ep=8), replace(A2A, cuda_graph=CudaGraph.full_iteration)),
+    "fine-offload-inside-recomputed-experts": Case(
+        MOE, make_layout(ep=8), replace(A2A, recompute=("moe",), offload_modules=("expert_fc1",))
+    ),
     "param-gather-needs-distopt": Case(make_model(), make_layout(), Knobs(distributed_optimizer=False)),
     "param-gather-needs-grad-reduce": Case(make_model(), make_layout(), Knobs(overlap_grad_reduce=False)),
     "instances-need-distopt": Case(
