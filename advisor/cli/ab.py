@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 AB_OPTIONS = (
     valued("ab", "FLAG", "Trials",
            "Run the best layout with this overlap on and off in turn: tp_overlap, overlap_p2p, overlap_grad_reduce, "
-           "overlap_param_gather or ep_overlap."),
+           "overlap_param_gather, ep_overlap, delay_wgrad, shared_expert_overlap or cp_comm (beside the ring)."),
     option("--pairs", section="Trials", type=click.IntRange(2, 100), default=4, envvar="ADVISOR_PAIRS",
            show_default=True, metavar="N", help="Pairs of runs of --ab."),
 )  # fmt: skip

@@ -15,6 +15,7 @@ from advisor.configure.overlap import resolve
 from advisor.configure.resolved import asked_of
 from advisor.errors import InputError
 from advisor.search.candidates import make_candidates
+from advisor.spec.layout import CpComm
 from advisor.trial.difference import LEAST_PAIRS, LEVEL, Difference, difference
 from advisor.trial.job import Drive
 from advisor.trial.runner import Rules, Tell, run_trials
@@ -29,8 +30,18 @@ FLAGS: Mapping[str, tuple[str, str]] = {
     "overlap_grad_reduce": ("ddp.overlap_grad_reduce", "dp"),
     "overlap_param_gather": ("ddp.overlap_param_gather", "dp"),
     "ep_overlap": ("model.overlap_moe_expert_parallel_comm", "ep"),
+    "delay_wgrad": ("model.delay_wgrad_compute", "ep"),
+    "shared_expert_overlap": ("model.moe_shared_expert_overlap", "ep"),
+    "cp_comm": ("model.cp_comm_type", "cp"),
 }
 """Knobs that can be switched off, with their field in Bridge and the communication they hide."""
+OFF: Mapping[str, Any] = {"cp_comm": CpComm.p2p}
+ON: Mapping[str, str] = {"cp_comm": "all_gather"}
+"""What a knob is without the overlap where that is not False: sequences are else exchanged around a ring."""
+NEVER: Mapping[str, tuple[str, str]] = {
+    "cuda_graph": ("a trial captures no CUDA graphs, on or off", "compare jobs of Bridge: --via bridge runs them"),
+}
+"""Knobs of a plan that no trial has, with the reason and the way."""
 NOTHING = 0.05
 """Share of the predicted step that counts as no saving."""
 GO_WITH: Mapping[str, tuple[str, ...]] = {
@@ -63,29 +74,49 @@ class Sides:
 
 def make_sides(trial: Trial, flag: str, drive: Drive) -> Sides:
     """Both sides of a trial. InputError, with the reason, where switching `flag` off would change nothing."""
+    if flag in NEVER:
+        raise InputError(*NEVER[flag])
     if flag not in FLAGS:
         raise InputError(f"--ab {flag[:40]} is no overlap that can be switched off", f"one of {', '.join(FLAGS)}")
     request, knobs = trial.request, trial.candidate.knobs
-    if not getattr(knobs, flag):
-        raise InputError(f"{flag} is off in this layout, there is nothing to switch off", f"plan with --fix {flag}=on")
+    without = OFF.get(flag, False)
+    if getattr(knobs, flag) == without:
+        raise InputError(
+            f"{flag} is off in this layout, there is nothing to switch off",
+            f"plan with --fix {flag}={ON.get(flag, 'on')}",
+        )
     job = Job(request.model, request.cluster, request.workload, trial.candidate.layout, knobs)
     field = resolve(job, asked_of(knobs)).field(FLAGS[flag][0])
     if not field.effective:
         raise InputError(f"{flag} has no effect here: {field.reason}", "advisor overlap shows which overlaps have")
-    gain = next(one for one in gains(job) if one.name == flag)
-    if gain.note:
+    name = f"{flag} {knobs.cp_comm.name}" if flag == "cp_comm" else flag
+    gain = next((one for one in gains(job) if one.name == name), None)
+    if gain is not None and gain.saved_s is None:
         raise InputError(f"this layout cannot run without {flag}: {gain.note}", "choose another overlap")
     also = tuple(name for name in GO_WITH.get(flag, ()) if getattr(knobs, name))
-    switched: dict[str, Any] = dict.fromkeys((flag, *also), False)
-    without = replace(knobs, **switched)
-    (candidate,) = make_candidates(request, [(trial.candidate.layout, without)], ranks=[trial.candidate.rank])
+    switched: dict[str, Any] = {**dict.fromkeys(also, False), flag: without}
+    layouts = [(trial.candidate.layout, replace(knobs, **switched))]
+    (candidate,) = make_candidates(request, layouts, ranks=[trial.candidate.rank])
     off = make_trial(trial.source, request, candidate, drive, trial.proxy_layers)
     if _told(off) == _told(trial):
+        why = "; ".join(words for words in trial.stand_ins if words not in off.stand_ins)
         raise InputError(
-            f"{flag} changes nothing in a trial on {drive.device}: the worker runs the same job with and without it",
+            f"{flag} changes nothing in a trial on {drive.device}, the worker runs the same job with and without it"
+            f"{why and f': {why}'}",
             "--via bridge" if drive.device == "cuda" else "run it on GPUs",
         )
     return Sides(flag, also, trial, off)
+
+
+def no_effect(flag: str, on: Mapping[str, Any], off: Mapping[str, Any]) -> str:
+    """Why two records compare nothing: the library resolved the flag alike on both sides; empty where it did not."""
+    section, _, name = FLAGS[flag][0].partition(".")
+    found = [(one.get("effective") or {}) for one in (on, off)]
+    values = [one.get("ddp", {}).get(name) if section == "ddp" else one.get(name) for one in found]
+    if values[0] is None or values[0] != values[1]:
+        return ""
+    said = "; ".join(on.get("stand_ins", ()))
+    return f"{name} is {values[0]} on both sides{said and f' ({said})'}"
 
 
 def _told(trial: Trial) -> dict[str, Any]:
@@ -97,7 +128,7 @@ def run_sides(sides: Sides, pairs: int, store: Store, rules: Rules, tell: Tell) 
     """Run on, off, on, off, ... and write the record of the comparison to the store's folder.
 
     Every run leaves its own record too. A run that fails, or a budget that ends, ends the comparison after the last
-    whole pair.
+    whole pair; so does a pair that compares nothing (`no_effect`).
     """
     begin, done, failure = time.monotonic(), [], ""
     for _ in range(pairs):
@@ -110,6 +141,9 @@ def run_sides(sides: Sides, pairs: int, store: Store, rules: Rules, tell: Tell) 
                 break
             pair.append(record)
         if len(pair) < 2:
+            break
+        failure = no_effect(sides.flag, *pair)
+        if failure:
             break
         done.append(pair)
     found = ab_record(sides, done, failure)
@@ -141,7 +175,7 @@ def ab_record(sides: Sides, pairs: Sequence[Sequence[Mapping[str, Any]]], failur
         "why": why if not failure else f"{failure}; {why}",
         "hiding": None if last is None else next((one for one in last["hiding"] if one["kind"] == sides.kind), None),
         "environment": None if last is None else last["environment"],
-        "stand_ins": list(sides.on.stand_ins),
+        "stand_ins": list(sides.on.stand_ins if last is None else last.get("stand_ins", sides.on.stand_ins)),
     }
 
 

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from advisor.configure.environment import variables
 from advisor.configure.job import Job
+from advisor.configure.overlap import resolve
+from advisor.configure.resolved import asked_of
 from advisor.errors import InputError
 from advisor.export.model_fields import model_facts, model_fields, require_supported
 from advisor.search.request import Request
@@ -75,7 +77,8 @@ def make_job(request: Request, candidate: Candidate, drive: Drive, tuned: Tuned 
     if not request.model.has_mla:  # GPTModel takes the rotary base, but latent attention reads its own configuration
         config.pop("rotary_base", None)
     config |= _parallel(candidate) | _precision(request, drive) | _moe(request, knobs, drive, tuned) | _recompute(knobs)
-    config |= {name: False for name in OFF_ON_CPU if drive.device == "cpu"}
+    config |= _offload(knobs)
+    config |= dict.fromkeys(OFF_ON_CPU, False) if drive.device == "cpu" else _fused(request, knobs, fields)
     config["mtp_num_layers"] = candidate.mtp_depth or None
     sixteen = "fp32" if request.workload.precision.name == "fp32" else _storage(request)
     return {
@@ -90,8 +93,8 @@ def make_job(request: Request, candidate: Candidate, drive: Drive, tuned: Tuned 
         "sizes": {name: getattr(layout, name) for name in ("tp", "pp", "vpp", "cp", "ep", "etp")},
         "order": request.cluster.rank_order,
         "optimizer_instances": knobs.optimizer_instances,
-        "ddp": _ddp(candidate, drive) | ({"bucket_size": tuned.bucket_size} if tuned.bucket_size else {}),
-        "optimizer": _optimizer(request, knobs, sixteen),
+        "ddp": _ddp(request, candidate, drive) | ({"bucket_size": tuned.bucket_size} if tuned.bucket_size else {}),
+        "optimizer": _optimizer(request, knobs, sixteen, drive),
         "batch": {
             "mbs": layout.mbs,
             "seq_len": request.workload.seq_len,
@@ -101,6 +104,7 @@ def make_job(request: Request, candidate: Candidate, drive: Drive, tuned: Tuned 
         "run": {name: getattr(drive, name) for name in Drive.__slots__},
         "environment": {one.name: one.value for one in variables(_subject(request, candidate))},
         "stand_ins": list(stand_ins(request, candidate, drive)),
+        **({"user_buffers": _user_buffers(request, candidate)} if drive.device == "cuda" else {}),
     }
 
 
@@ -114,13 +118,15 @@ def _problems(request: Request, knobs: Knobs, candidate: Candidate, drive: Drive
     if drive.device == "cpu":
         if candidate.layout.cp > 1:
             yield "context parallelism needs Transformer Engine, so a GPU"
-        if knobs.optimizer_offload:
+        if knobs.optimizer_offload or knobs.offload_layers or knobs.offload_modules:
             yield "there is nothing to offload to from a CPU"
 
 
 def stand_ins(request: Request, candidate: Candidate, drive: Drive) -> Iterator[str]:
     """What runs in place of what was planned, in words."""
     if drive.device == "cuda":
+        if request.workload.fp8_params and not _keeps_quantised(request):
+            yield f"bf16 weights in place of {request.workload.precision.name} ones, which the step would have to fill"
         return
     yield "CPU and gloo in place of GPUs and NCCL, the local layer specification in place of Transformer Engine"
     if candidate.knobs.dispatcher in (Dispatcher.deepep, Dispatcher.hybridep):
@@ -131,8 +137,37 @@ def stand_ins(request: Request, candidate: Candidate, drive: Drive) -> Iterator[
         yield "experts one after another in place of grouped GEMM"
     if candidate.knobs.tp_overlap:
         yield "plain collectives in place of user buffers, which are Transformer Engine's"
+    if candidate.knobs.delay_wgrad:
+        yield "weight gradients at once in place of delayed ones, which are Transformer Engine's"
     if any(getattr(layer.mixer, "window", None) for layer in request.model.kinds):
         yield "full attention in place of sliding windows"
+
+
+def _fused(request: Request, knobs: Knobs, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fused kernels and freed pipeline outputs: on in Megatron-LM and Megatron-Bridge, off in TransformerConfig.
+
+    What they accept: megatron/core/transformer/mlp.py, moe/experts.py, transformer_config.py (0.16 and 0.19).
+    """
+    workload, activation, gated = request.workload, fields["activation_func"], fields["gated_linear_unit"]
+    swiglu, biased = activation == "silu" and gated, activation == "gelu" and fields["add_bias_linear"] and not gated
+    return {
+        "gradient_accumulation_fusion": workload.grad_accumulation_fused and knobs.fsdp is Fsdp.none,
+        "masked_softmax_fusion": workload.softmax_fused,
+        "bias_activation_fusion": swiglu or (biased and not request.model.is_moe),
+        "bias_dropout_fusion": True,
+        "apply_rope_fusion": fields["position_embedding_type"] == "rope" and not request.model.has_mla,
+        "cross_entropy_loss_fusion": workload.cross_entropy_fused,
+        "cross_entropy_fusion_impl": "native" if workload.cross_entropy_fused else None,
+        "deallocate_pipeline_outputs": True,
+    }
+
+
+def _user_buffers(request: Request, candidate: Candidate) -> dict[str, Any]:
+    """Settings of Transformer Engine's buffers by GEMM, as the exports of the same layout name them."""
+    if not candidate.knobs.tp_overlap:
+        return {}
+    found = resolve(_subject(request, candidate), asked_of(candidate.knobs)).buffers
+    return {gemm: dict(settings) for gemm, settings in found.gemms.items()}
 
 
 def _storage(request: Request) -> str:
@@ -169,7 +204,14 @@ def _precision(request: Request, drive: Drive) -> dict[str, Any]:
     recipes = {"fp8-delayed": "delayed", "fp8-current": "tensorwise", "fp8-blockwise": "blockwise", "mxfp8": "mxfp8"}
     if name == "nvfp4":
         return found | {"fp4": "e2m1", "fp4_recipe": "nvfp4"}
+    found |= {"fp8_param": True} if _keeps_quantised(request) else {}
     return found | {"fp8": "e4m3" if name == "mxfp8" else "hybrid", "fp8_recipe": recipes[name]}
+
+
+def _keeps_quantised(request: Request) -> bool:
+    """Whether weights are kept and gathered in the number format of the products."""
+    name = request.workload.precision.name
+    return request.workload.fp8_params and name in {"fp8-delayed", "fp8-current", "fp8-blockwise"}
 
 
 def _moe(request: Request, knobs: Knobs, drive: Drive, tuned: Tuned) -> dict[str, Any]:
@@ -183,8 +225,9 @@ def _moe(request: Request, knobs: Knobs, drive: Drive, tuned: Tuned) -> dict[str
         f"moe_{knobs.dispatcher.name}_num_sms": tuned.dispatcher_sms or None if flex else None,
         "moe_shared_expert_overlap": knobs.shared_expert_overlap,
         "overlap_moe_expert_parallel_comm": knobs.ep_overlap,
-        "delay_wgrad_compute": knobs.delay_wgrad,
+        "delay_wgrad_compute": knobs.delay_wgrad and drive.device == "cuda",
         "moe_expert_capacity_factor": request.workload.capacity_factor,
+        "moe_pad_expert_input_to_capacity": request.workload.pad_to_capacity or None,
         "moe_router_force_load_balancing": request.workload.routing == "balanced",
     }
     return found
@@ -200,7 +243,16 @@ def _recompute(knobs: Knobs) -> dict[str, Any]:
     return {}
 
 
-def _ddp(candidate: Candidate, drive: Drive) -> dict[str, Any]:
+def _offload(knobs: Knobs) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if knobs.offload_layers:
+        found |= {"cpu_offloading": True, "cpu_offloading_num_layers": knobs.offload_layers}
+    if knobs.offload_modules:
+        found |= {"fine_grained_activation_offloading": True, "offload_modules": list(knobs.offload_modules)}
+    return found
+
+
+def _ddp(request: Request, candidate: Candidate, drive: Drive) -> dict[str, Any]:
     """Fields of DistributedDataParallelConfig; parameter gathers are aligned as Megatron-Bridge does with VPP."""
     knobs, layout = candidate.knobs, candidate.layout
     sharded: dict[str, Any] = {}
@@ -215,10 +267,12 @@ def _ddp(candidate: Candidate, drive: Drive) -> dict[str, Any]:
         "align_param_gather": layout.pp > 1 and layout.vpp > 1 and knobs.overlap_param_gather,
         "use_distributed_optimizer": knobs.distributed_optimizer,
         "num_distributed_optimizer_instances": knobs.optimizer_instances,
+        **({"delay_wgrad_compute": True} if knobs.delay_wgrad and drive.device == "cuda" else {}),
+        **({"fp8_param_gather": True} if drive.device == "cuda" and _keeps_quantised(request) else {}),
     }
 
 
-def _optimizer(request: Request, knobs: Knobs, storage: str) -> Mapping[str, Any]:
+def _optimizer(request: Request, knobs: Knobs, storage: str, drive: Drive) -> Mapping[str, Any]:
     found: dict[str, Any] = {
         "optimizer": request.workload.optimizer,
         "lr": 1e-4,
@@ -230,13 +284,18 @@ def _optimizer(request: Request, knobs: Knobs, storage: str) -> Mapping[str, Any
         "use_distributed_optimizer": knobs.distributed_optimizer,
         "overlap_param_gather": knobs.overlap_param_gather and knobs.distributed_optimizer,
     }
-    if knobs.moment_dtype != "fp32" or knobs.main_param_dtype != "fp32":
+    if drive.device == "cuda" and request.workload.precision.quantised and request.workload.precision.name != "nvfp4":
+        found["fp8_recipe"] = _precision(request, drive)["fp8_recipe"]
+    low = knobs.moment_dtype != "fp32" or knobs.main_param_dtype != "fp32"
+    if low or knobs.optimizer_offload:
         found |= {
             "use_precision_aware_optimizer": True,
+            "main_grads_dtype": knobs.grad_dtype if low else "fp32",
             "exp_avg_dtype": knobs.moment_dtype,
             "exp_avg_sq_dtype": knobs.moment_dtype,
             "main_params_dtype": knobs.main_param_dtype,
         }
     if knobs.optimizer_offload:
-        found |= {"optimizer_cpu_offload": True, "optimizer_offload_fraction": knobs.optimizer_offload}
+        found |= {"optimizer_cpu_offload": True, "optimizer_offload_fraction": knobs.optimizer_offload,
+                  "overlap_cpu_optimizer_d2h_h2d": True}  # fmt: skip
     return found

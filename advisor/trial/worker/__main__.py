@@ -23,6 +23,7 @@ def main(job_file: str, folder: str) -> None:
 
     from advisor.trial.worker.build import build, open_groups
     from advisor.trial.worker.loop import NotFiniteError, run_steps
+    from advisor.trial.worker.said import first_line, is_out_of_memory
 
     witness.phase("imported")
     try:
@@ -31,19 +32,19 @@ def main(job_file: str, folder: str) -> None:
         built = build(job)
         witness.built(built)
         run_steps(built, witness, Path(folder))
-    except torch.OutOfMemoryError as problem:
-        witness.memory()
-        witness.write("oom", message=str(problem).splitlines()[0])
-        raise
     except NotFiniteError as problem:
         witness.write("nan", message=str(problem))
         raise
     except BaseException as problem:
-        witness.write("crash", message=f"{type(problem).__name__}: {problem}")
+        if is_out_of_memory(problem):
+            witness.memory()
+            witness.write("oom", message=first_line(problem))
+        else:
+            witness.write("crash", message=f"{type(problem).__name__}: {problem}")
         raise
     witness.write("done")
     witness.phase("done")
-    torch.distributed.barrier()
+    torch.distributed.barrier(device_ids=[torch.cuda.current_device()] if built.on_gpu else None)
     torch.distributed.destroy_process_group()
 
 

@@ -2,7 +2,7 @@
 
 All ranks work at the same time, as in training, so that rates are those of shared cores and shared memory; collectives
 run in all groups of a size at once, and products read operands that no cache holds. A rank is a share of the CPU on
-gloo, or a GPU on NCCL. Rank 0 writes `bench.json`: seconds by shape, the median over repeats, of the slowest rank.
+gloo, or a GPU on NCCL. Rank 0 writes `bench.json`: seconds by shape, of the slowest rank.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,50 +20,15 @@ import torch
 import torch.distributed as dist
 
 from advisor.trial.guard import end_with_starter
+from advisor.trial.worker.clock import slowest, timed, waited
+from advisor.trial.worker.replicas import DTYPES, overheads, passes
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-LEAST_REPEATS = 3
-DEPTH = 8
 # Floats that a step passes over between two products: they push operands and results out of the caches of a core.
 PASSED_OVER = 1 << 20
 LAYER_HIDDEN = 16
 LAYER_OPERATIONS = 40
-
-
-def slowest(value: float) -> float:
-    """The largest of a value over ranks."""
-    found = torch.tensor([value], dtype=torch.float64)
-    if dist.get_world_size() > 1:
-        dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return float(found)
-
-
-def settle() -> None:
-    """Wait until the device has done what it was given; a CPU has."""
-    torch.get_device_module(torch.get_default_device()).synchronize()
-
-
-def calls() -> int:
-    """Calls between two looks at the clock: many on a GPU, where a single one would show its launch."""
-    return 1 if torch.get_default_device().type == "cpu" else 20
-
-
-def once(run: Callable[[], object], before: Callable[[], object] = settle) -> float:
-    """Seconds of one call, over `calls` of them, after `before`."""
-    before()
-    settle()
-    begin = time.perf_counter()
-    for _ in range(calls()):
-        run()
-    settle()
-    return (time.perf_counter() - begin) / calls()
-
-
-def timed(run: Callable[[], object], seconds: float, before: Callable[[], object] = settle) -> float:
-    """Median seconds of `run` on the slowest rank, over about `seconds` of repeats, as many on every rank."""
-    run()
-    repeats = max(LEAST_REPEATS, int(seconds / max(slowest(once(run) * calls()), 1e-6)))
-    return slowest(statistics.median(once(run, before) for _ in range(min(repeats, 1000))))
+COLLECTIVE_S = 0.01
+"""What a collective is taken to last when its repeats are counted."""
 
 
 def gemms(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -97,11 +60,11 @@ def _product(
 
 def attention(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Causal attention of one sequence, forward and with its backward pass."""
-    for seq in job["attention_seq"]:
-        for dim in job["attention_dim"]:
+    for name, seqs in job["attention_seq"].items():
+        for seq, dim in itertools.product(seqs, job["attention_dim"]):
             shape = (1, job["attention_heads"], seq, dim)
-            q, k, v = (torch.randn(shape, dtype=DTYPES[job["dtypes"][0]], requires_grad=True) for _ in range(3))
-            gradient = torch.ones(shape, dtype=q.dtype)
+            q, k, v = (torch.randn(shape).to(DTYPES[name]).requires_grad_() for _ in range(3))
+            gradient = torch.ones_like(q)
 
             def forward(q: Any = q, k: Any = k, v: Any = v) -> Any:
                 return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -109,49 +72,21 @@ def attention(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
             def both(forward: Any = forward, gradient: Any = gradient) -> None:
                 torch.autograd.backward(forward(), gradient)
 
-            row = {"seq": seq, "dim": dim, "heads": job["attention_heads"]}
+            row = {"dtype": name, "seq": seq, "dim": dim, "heads": job["attention_heads"]}
             yield row | {"s": timed(forward, job["seconds"]), "both_s": timed(both, job["seconds"])}
 
 
-def layers(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a layer does beside its products and attention, forward and backward, in the operations of the CPU worker.
+def accumulation(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Seconds per element of adding gradients to an fp32 buffer, both in no cache."""
+    each = PASSED_OVER // 8
+    buffers = itertools.cycle(torch.zeros(job["pool_elements"]).view(-1, each))
+    for name in job["dtypes"]:
+        gradients = itertools.cycle(torch.ones(job["pool_elements"]).to(DTYPES[name]).view(-1, each))
 
-    Two norms, two residual sums, rotary embedding of queries and keys, heads brought to the front, a gated
-    activation; `DEPTH` layers forward and then backward, so that no cache holds what the backward pass reads.
-    """
-    for tokens, hidden, heads, dim, ffn in job["layer"]:
-        streams = [torch.randn(tokens, 1, hidden, requires_grad=True) for _ in range(3)]
-        qkv = torch.randn(tokens, 1, 3 * heads, dim, requires_grad=True)
-        gated = torch.randn(tokens, 1, 2 * ffn, requires_grad=True)
-        weight, angles = torch.ones(hidden, requires_grad=True), torch.rand(tokens, 1, 1, dim)
-        gradients = [torch.ones_like(one) for one in _layer(streams, qkv, gated, weight, angles)]
+        def run(gradients: Iterator[torch.Tensor] = gradients) -> None:
+            next(buffers).add_(next(gradients))
 
-        def both(given: Any = (streams, qkv, gated, weight, angles), gradients: Any = gradients) -> None:
-            for outputs in [_layer(*given) for _ in range(DEPTH)]:
-                torch.autograd.backward(outputs, gradients)
-
-        row = {"tokens": tokens, "hidden": hidden, "heads": heads, "dim": dim, "ffn": ffn}
-        yield row | {"both_s": timed(both, job["seconds"]) / DEPTH}
-
-
-def _layer(
-    streams: list[torch.Tensor], qkv: torch.Tensor, gated: torch.Tensor, weight: torch.Tensor, angles: torch.Tensor
-) -> list[torch.Tensor]:
-    before, attended, down = streams
-    after = before + attended
-    q, k, v = qkv.chunk(3, 2)
-    gate, up = gated.chunk(2, -1)
-    return [
-        *(torch.nn.functional.rms_norm(one, one.shape[-1:], weight) for one in (before, after)),
-        *(one.permute(1, 2, 0, 3).contiguous() for one in (_turned(q, angles), _turned(k, angles), v)),
-        torch.nn.functional.silu(gate) * up,
-        after + down,
-    ]
-
-
-def _turned(t: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    half = t.shape[-1] // 2
-    return t * angles + torch.cat((-t[..., half:], t[..., :half]), -1) * angles
+        yield {"dtype": name, "element_s": timed(run, job["seconds"]) / each}
 
 
 def optimizer(job: dict[str, Any]) -> float:
@@ -198,6 +133,7 @@ def operation() -> float:
 def collectives(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Collectives and a message between neighbours by bytes of the full tensor, in all groups of 2, 4, ... at once."""
     world, rank = dist.get_world_size(), dist.get_rank()
+    repeats = int(job["seconds"] / COLLECTIVE_S)
     for ranks in (n for n in (2, 4, 8, 16) if n <= world):
         blocks = [list(range(first, first + ranks)) for first in range(0, world // ranks * ranks, ranks)]
         groups = [dist.new_group(block) for block in blocks]
@@ -205,14 +141,9 @@ def collectives(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
         group = groups[rank // ranks] if member else None
         for n_bytes in job["collective_bytes"]:
             for name, run in _calls(n_bytes, ranks, group).items():
-                yield {"op": name, "ranks": ranks, "bytes": n_bytes, "s": timed_in(run, job["seconds"], member)}
-
-
-def timed_in(run: Callable[[], object], seconds: float, member: bool) -> float:
-    """As `timed`, where ranks that are in no group wait."""
-    dist.barrier()
-    spent = [once(run) if member else 0.0 for _ in range(LEAST_REPEATS + 1 + int(seconds / 0.01))]
-    return slowest(statistics.median(spent[1:]))
+                dist.barrier()
+                spent = waited(run, repeats) if member else 0.0  # ranks that are in no group wait
+                yield {"op": name, "ranks": ranks, "bytes": n_bytes, "s": slowest(spent)}
 
 
 def _calls(n_bytes: int, ranks: int, group: Any) -> dict[str, Callable[[], object]]:
@@ -268,7 +199,9 @@ def main(job_file: str, folder: str) -> None:
         "torch": torch.__version__,
         "gemm": list(gemms(job)),
         "attention": list(attention(job)),
-        "layer": list(layers(job)),
+        "accumulation": list(accumulation(job)),
+        "layer": list(passes(job)),
+        "overhead": list(overheads(job)),
         "optimizer_s": optimizer(job),
         "memory_Bps": memory(job),
         "operation_s": operation(),

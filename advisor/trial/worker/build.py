@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from advisor.trial.worker import groups, optional, shim
+from advisor.trial.worker.buffers import open_user_buffers
 
 ACTIVATIONS = {
     "silu": torch.nn.functional.silu,
@@ -26,6 +26,7 @@ ACTIVATIONS = {
     "squared_relu": lambda x: torch.pow(torch.nn.functional.relu(x), 2),
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+STATE_DTYPES = DTYPES | {"fp8": torch.uint8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def open_groups(job: Mapping[str, Any]) -> None:
     """Join the process group and make Megatron's groups; RuntimeError when the sizes do not fit the world."""
     run, sizes = job["run"], job["sizes"]
     if run["device"] == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(card_of(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()))
     else:
         torch.set_num_threads(run["threads"])
         shim.without_cuda()
@@ -72,6 +73,7 @@ def open_groups(job: Mapping[str, Any]) -> None:
         expert_model_parallel_size=sizes["ep"],
         expert_tensor_parallel_size=sizes["etp"],
         num_distributed_optimizer_instances=job["optimizer_instances"],
+        distributed_timeout_minutes=run["collective_timeout_s"] / 60,
         order=job["order"],
         create_gloo_process_groups=False,
     )
@@ -83,14 +85,27 @@ def open_groups(job: Mapping[str, Any]) -> None:
         model_parallel_cuda_manual_seed(seed)
 
 
+def card_of(local_rank: int, seen: int) -> int:
+    """The GPU of a rank, of those that it sees: of its own number, or the only one, as some launchers show it.
+
+    RuntimeError where it sees none, or fewer than there are ranks on the node.
+    """
+    if seen == 1:
+        return 0
+    if local_rank >= seen:
+        raise RuntimeError(f"rank {local_rank} of this node has no GPU: torch sees {seen}")
+    return local_rank
+
+
 def build(job: Mapping[str, Any]) -> Built:
     """Model chunks, optimizer and configuration of the rank; `open_groups` has been called."""
-    engine = job["run"]["device"] == "cuda" and find_spec("transformer_engine") is not None
+    lack = optional.lack_of_engine(job["run"]["device"])
+    engine = not lack
     if not engine:
         shim.without_transformer_engine()
-    job, stand_ins = optional.settled(job)
+    job, stand_ins = optional.settled(job, lack)
     config, ignored = _config(job)
-    stand_ins += optional.open_user_buffers(job, config)
+    stand_ins += open_user_buffers(job, config, DTYPES[job["dtype"]])
     chunks = [_chunk(job, config, engine, stage) for stage in _stages(job)]
     if job["run"]["device"] == "cuda":
         chunks = [chunk.cuda(torch.cuda.current_device()) for chunk in chunks]
@@ -116,6 +131,8 @@ def _config(job: Mapping[str, Any]) -> tuple[Any, tuple[str, ...]]:
     known = {field.name for field in dataclasses.fields(kind)}
     dtype = DTYPES[job["dtype"]]
     given = {**job["config"], "params_dtype": dtype, "pipeline_dtype": dtype}
+    if given["activation_func"] not in ACTIVATIONS:
+        raise RuntimeError(f"no activation is named {given['activation_func']}: one of {', '.join(ACTIVATIONS)}")
     given["activation_func"] = ACTIVATIONS[given["activation_func"]]
     for name in ("window_size", "moe_layer_freq"):
         if isinstance(given.get(name), list):
@@ -178,13 +195,11 @@ def _in_ddp(chunk: Any, config: Any, ddp_config: Any, index: int) -> Any:
 def _optimizer(job: Mapping[str, Any], chunks: list[Any]) -> Any:
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-    given = dict(job["optimizer"])
-    for name in ("params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype"):
-        if name in given:
-            given[name] = DTYPES[given[name]]
+    given = {name: STATE_DTYPES[one] if name.endswith("_dtype") else one for name, one in job["optimizer"].items()}
     if given["optimizer"] == "muon":
         from megatron.core.optimizer.muon import get_megatron_muon_optimizer
 
+        given["optimizer"] = "dist_muon"  # how 0.19 is told to shard it by layers; 0.16 does not read the name
         more = {"use_gloo_process_groups": False, "layer_wise_distributed_optimizer": True}
         return get_megatron_muon_optimizer(OptimizerConfig(**given), chunks, **more)
     return get_megatron_optimizer(OptimizerConfig(**given), chunks, use_gloo_process_groups=False)

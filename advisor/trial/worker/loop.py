@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ def run_steps(built: Built, witness: Witness, folder: Path) -> None:
     batches = _batches(built)
     total = plan["warmup"] + plan["steps"]
     for number in range(total):
+        if number == plan["warmup"]:
+            witness.warmed_up()
         _timed(built, batches, witness, number, "warm-up" if number < plan["warmup"] else "steady")
     witness.memory()
     if plan["profile_steps"]:
@@ -92,9 +95,11 @@ def _step(built: Built, batches: list[dict[str, Any]]) -> tuple[float | None, fl
     return loss, None if grad_norm is None else float(grad_norm)
 
 
-def _forward(stream: Iterator[dict[str, Any]], model: Any) -> tuple[torch.Tensor, Any]:
+def _forward(stream: Iterator[dict[str, Any]], model: Any, return_schedule_plan: bool = False) -> tuple[Any, Any]:
+    """Output of a microbatch and its loss; the schedule that overlaps expert exchange asks for the plan instead."""
     batch = next(stream)
-    output = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
+    run = model.build_schedule_plan if return_schedule_plan else model
+    output = run(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
     return output, partial(_loss, batch["loss_mask"])
 
 
@@ -112,7 +117,6 @@ def _stream(batches: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def _batches(built: Built) -> list[dict[str, Any]]:
     """A few microbatches of random tokens, equal on all ranks that work on the same data."""
     from megatron.core import parallel_state
-    from megatron.core.utils import get_batch_on_this_cp_rank
 
     batch, run = built.job["batch"], built.job["run"]
     source = torch.Generator().manual_seed(run["seed"] + 7919 * parallel_state.get_data_parallel_rank())
@@ -127,5 +131,14 @@ def _batches(built: Built) -> list[dict[str, Any]]:
             "position_ids": torch.arange(batch["seq_len"]).repeat(batch["mbs"], 1),
         }
         whole = {name: value.to(device) for name, value in one.items()}
-        found.append(get_batch_on_this_cp_rank(whole) if built.job["sizes"]["cp"] > 1 else whole)
+        found.append(_share(whole) if built.job["sizes"]["cp"] > 1 else whole)
+    return found
+
+
+def _share(batch: dict[str, Any]) -> dict[str, Any]:
+    """This context-parallel rank's part of a microbatch; megatron-core 0.19 asks whether groups are hybrid."""
+    from megatron.core.utils import get_batch_on_this_cp_rank
+
+    hybrid = "is_hybrid_cp" in inspect.signature(get_batch_on_this_cp_rank).parameters
+    found: dict[str, Any] = get_batch_on_this_cp_rank(batch, **({"is_hybrid_cp": False} if hybrid else {}))
     return found

@@ -6,7 +6,7 @@ is built. What is patched and why:
 | what megatron-core does | what happens here |
 |---|---|
 | makes tensors with device="cuda", calls Tensor.cuda() and torch.cuda.current_device() | the CPU is meant |
-| puts work on streams, waits for events, marks nvtx ranges | one stream that has nothing to wait for |
+| puts work and tensors on streams, waits for events, marks nvtx ranges | one stream that has nothing to wait for |
 | keeps CUDA random states per parallel group | none are kept: dropout is 0 in a trial, weights come from one CPU seed |
 | tells parameter kinds apart by "torch.cuda.FloatTensor" | Tensor.type() answers with that name |
 | all_to_all_single with split sizes as tensors, which gloo does not take | sizes become lists of int |
@@ -90,6 +90,7 @@ def without_cuda() -> None:
         setattr(torch.cuda.nvtx, name, stream.nothing)
     tensor: Any = torch.Tensor
     tensor.cuda = lambda self, *_, **__: self
+    tensor.record_stream = lambda self, *_: None
     kind = torch.Tensor.type
 
     def type_name(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

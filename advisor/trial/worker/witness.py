@@ -6,6 +6,7 @@ had measured; `rank-<rank>.json` is replaced as a whole.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,6 +15,7 @@ import resource
 import sys
 import time
 from enum import Enum
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,20 @@ SETTINGS = (
     "moe_token_dispatcher_type", "moe_grouped_gemm", "recompute_granularity", "recompute_method",
     "recompute_num_layers", "recompute_modules", "cuda_graph_impl", "gradient_accumulation_fusion",
     "cross_entropy_loss_fusion", "bf16", "fp16", "fp8", "num_layers", "num_moe_experts", "moe_router_topk",
-    "moe_deepep_num_sms", "moe_hybridep_num_sms",
+    "moe_deepep_num_sms", "moe_hybridep_num_sms", "cp_comm_type", "moe_permute_fusion", "bias_activation_fusion",
+    "apply_rope_fusion", "fp8_recipe", "fp8_param", "fp4", "moe_flex_dispatcher_backend",
 )  # fmt: skip
 DDP_SETTINGS = (
     "overlap_grad_reduce", "overlap_param_gather", "align_param_gather", "use_distributed_optimizer", "bucket_size",
     "grad_reduce_in_fp32", "num_distributed_optimizer_instances", "use_megatron_fsdp",
-    "data_parallel_sharding_strategy",
+    "data_parallel_sharding_strategy", "delay_wgrad_compute", "fp8_param_gather",
+)  # fmt: skip
+
+PACKAGES = (
+    "transformer-engine", "apex", "deep-ep", "flash-attn", "flash-attn-3", "emerging-optimizers", "triton",
+)  # fmt: skip
+VARIABLES = (
+    "CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_", "NVTE_", "TORCH_NCCL_", "OMP_NUM_THREADS", "PYTORCH_", "UB_", "NVSHMEM_",
 )  # fmt: skip
 
 
@@ -53,15 +63,27 @@ class Witness:
         self.found["steps"].append({"phase": phase, "step_s": seconds, "loss": loss, "grad_norm": grad_norm})
         self.phase("step", number=number, phase=phase, step_s=seconds, loss=loss)
 
+    def warmed_up(self) -> None:
+        """Peaks count from here: what building the model and the first steps took for a moment is no part of them."""
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.reset_peak_memory_stats()
+
     def memory(self) -> None:
-        """Note the peaks so far, in bytes: allocator on a GPU, resident set on a CPU."""
+        """Note the peaks since the warm-up, in bytes: of the allocator on a GPU, of the resident set on a CPU.
+
+        On a GPU `device_bytes` is what all programs hold of it now: the allocator's, NCCL's, user buffers, the context.
+        """
         peak: dict[str, int | None] = {"allocated_bytes": None, "reserved_bytes": None}
         if self.device == "cuda":
             import torch
 
+            free, total = torch.cuda.mem_get_info()
             peak = {
                 "allocated_bytes": torch.cuda.max_memory_allocated(),
                 "reserved_bytes": torch.cuda.max_memory_reserved(),
+                "device_bytes": total - free,
             }
         peak["resident_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self.found["memory"] = peak
@@ -135,7 +157,17 @@ def environment(device: str) -> dict[str, Any]:
     }
     if device == "cuda":
         card = torch.cuda.get_device_properties(torch.cuda.current_device())
-        found |= {"gpu": card.name, "gpu_bytes": card.total_memory, "nccl": list(torch.cuda.nccl.version())}  # type: ignore[no-untyped-call]
-    names = ("CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_", "NVTE_", "TORCH_NCCL_", "OMP_NUM_THREADS")
-    found["variables"] = {name: value for name, value in sorted(os.environ.items()) if name.startswith(names)}
+        nccl = list(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+        found |= {"gpu": card.name, "gpu_bytes": card.total_memory, "nccl": nccl}
+        found |= {"cudnn": torch.backends.cudnn.version(), "packages": _packages()}  # type: ignore[no-untyped-call]
+    found["variables"] = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
+    return found
+
+
+def _packages() -> dict[str, str]:
+    """Versions of the packages of GPU kernels that are installed."""
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
     return found
