@@ -28,7 +28,7 @@ LATENT = {
     "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000, "tie_word_embeddings": False,
     "hidden_act": "silu",
 }  # fmt: skip
-MODELS = {"dense": DENSE, "moe": MOE, "latent": LATENT}
+MODELS = {"dense": DENSE, "deep": DENSE | {"num_hidden_layers": 8}, "moe": MOE, "latent": LATENT}
 
 
 def write_model(folder: Path, name: str) -> Path:
