@@ -6,6 +6,7 @@ import ast
 import re
 from pathlib import Path
 
+from advisor import documents
 from advisor.check.readers.mapping import load_mapping, read_mapping
 from advisor.check.readers.python import read_python
 from advisor.check.readers.script import read_script_text
@@ -13,6 +14,7 @@ from advisor.check.reading import Reading
 from advisor.errors import InputError
 
 LARGEST_BYTES = 2 << 20
+LARGER = "a job log is read by advisor check --log LOG, and by advisor diagnose"
 _PYTHON = re.compile(
     r"^\s*(from\s+[\w.]+\s+import\s|import\s+\w|def\s+\w+\(|class\s+\w+|@\w+|\w+(\.\w+)+\s+=\s)", re.MULTILINE
 )
@@ -24,7 +26,7 @@ _YAML_KEY = re.compile(r"^[\w\"'-]+\s*:(\s|$)", re.MULTILINE)
 def read_file(path: str | Path) -> Reading:
     """What the file says. InputError for a directory, a huge, binary or unreadable file, and one without settings."""
     name = str(path)
-    return read_text(name, _text(name))
+    return read_text(name, documents.read_text(name, LARGEST_BYTES, "configuration", LARGER))
 
 
 def read_text(name: str, text: str) -> Reading:
@@ -36,28 +38,6 @@ def read_text(name: str, text: str) -> Reading:
             hint="give a Bridge file or overrides, Megatron-LM flags, a launch script, or layout flags",
         )
     return reading
-
-
-def _text(name: str) -> str:
-    try:
-        file = Path(name)
-        if file.is_dir():
-            raise InputError(f"{name!r} is a directory, not a configuration file")
-        with file.open("rb") as stream:
-            content = stream.read(LARGEST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > LARGEST_BYTES:
-        raise InputError(
-            f"{name!r} is larger than {LARGEST_BYTES >> 20} MiB: not a configuration",
-            hint="a job log is read by advisor diagnose",
-        )
-    if b"\0" in content:
-        raise InputError(f"{name!r} is not a text file (NUL bytes)")
-    try:
-        return content.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError:
-        raise InputError(f"{name!r} is not a text file (bytes that are not UTF-8)") from None
 
 
 def _read(name: str, text: str) -> Reading:

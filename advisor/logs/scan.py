@@ -45,6 +45,9 @@ class Rows(Protocol):
     def fit(self, shape: bytes, marks: Marks) -> bool:
         """Whether lines of this shape, which hold no more than `marks`, may be read so."""
 
+    def beside(self, marks: Marks) -> bool:
+        """Whether lines that may hold `marks` may be handed on before rows that stand above them."""
+
     def take(self, source: Source, block: Block, lines: Sequence[int]) -> bool:
         """Read lines of a block, all or none of them; False = none, they are then handed on one by one."""
 
@@ -102,7 +105,7 @@ class Scanner:
             if is_row and self._following <= 0:
                 rows.append(index)
                 continue
-            if rows and (possible or self._following > 0):
+            if rows and self._rows is not None and (self._following > 0 or not self._rows.beside(possible)):
                 yield from self._refused(source, block, rows)
                 rows.clear()
             if possible in fresh:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, cast
 
+from advisor.documents import require_file
 from advisor.errors import InputError
 
 Kind = Literal["text", "pickle", "json"]
@@ -99,7 +100,7 @@ def _head(path: Path) -> bytes:
 def _kind(path: Path) -> Kind:
     """Pickles begin with their protocol, JSON dumps of the flight recorder name their keys early; a pipe is text."""
     if not path.is_file():
-        path.open("rb").close()
+        require_file(str(path), path.stat().st_mode, "log")
         return "text"
     head = _head(path)
     if head[:1] == b"\x80" and head[1:2] in {b"\x02", b"\x03", b"\x04", b"\x05"}:

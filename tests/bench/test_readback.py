@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.bench.test_diagnose import TARGET_BYTES, unlike, usual
+from tests.bench.test_diagnose import TARGET_BYTES, unlike
 
 pytestmark = pytest.mark.bench
 CODE = """
@@ -37,6 +37,14 @@ def megatron(line: random.Random, number: int) -> str:
         f"learning rate: 1.904232E-04 | global batch size:   128 | lm loss: {line.random():.6E} | loss scale: 1.0 | grad norm: 0.656 | "
         "number of skipped iterations:   0 | number of nan iterations:   0 |\n"
     )
+
+
+def usual(line: random.Random, number: int) -> str:
+    noise = "".join(
+        f"node-{rank // 8:03d}:984:1357 [{rank % 8}] NCCL INFO Channel {number % 32:02d}/0 : {number % 8}[4] -> 5[5] via P2P/CUMEM/read\n"
+        for rank in range(6)
+    )
+    return megatron(line, number) + noise
 
 
 def bridge(line: random.Random, number: int) -> str:

@@ -64,6 +64,7 @@ _FORMS = {
         rf"Step Time : {_NUMBER}s GPU utilization: {_NUMBER} *MODEL_TFLOP/s/GPU",
     ),
 }  # fmt: skip
+_ORDERED = {"step", "step-seconds", "nemo-step", "short-step", "arguments", "summary", "yaml"}
 
 
 class StepRows:
@@ -79,6 +80,10 @@ class StepRows:
         if form is None or not is_usual(shape):
             return False
         return form.fits(last_states(shape.decode("latin-1") + "\n").rstrip("\n").encode("latin-1"))
+
+    def beside(self, marks: Marks) -> bool:
+        """Whether the order of rows and of such lines says nothing: a step elsewhere and what begins a job do."""
+        return all(self._known.id_of(mark) not in _ORDERED for mark in marks)
 
     def take(self, source: Source, block: Block, lines: Sequence[int]) -> bool:
         """Read lines, all or none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,13 +9,11 @@ import yaml
 
 from advisor.check.readers import flags
 from advisor.check.reading import SECTIONS, Reading
+from advisor.documents import DEEPEST, SafeLoader, read_json, read_yaml
 from advisor.errors import InputError
 from advisor.rules.lint import Value
 from advisor.spec.load.megatron import arguments as megatron
 
-_MOST_ALIASES = 200
-_MOST_NODES = 200_000
-_DEEPEST = 60
 _OTHERS = (
     ("DeepSpeed", {"zero_optimization", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}),
     ("Hugging Face", {"architectures", "model_type", "transformers_version", "torch_dtype"}),
@@ -28,22 +25,8 @@ _OTHERS = (
 _ENV_KEYS = ("ENV_VARS", "env_vars", "environment", "env")
 
 
-class _Safe(yaml.SafeLoader):
-    """Safe loader that refuses to expand very many aliases and very many or very deep nodes."""
-
-    aliases = 0
-    nodes = 0
-    depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        self.aliases += self.check_event(yaml.AliasEvent)
-        self.nodes += 1
-        self.depth += 1
-        if self.aliases > _MOST_ALIASES or self.nodes > _MOST_NODES or self.depth > _DEEPEST:
-            raise InputError("YAML with too many aliases or too deep nesting", hint="write the values out")
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
+class _Safe(SafeLoader):
+    """Takes tags of Python objects for what stands below them."""
 
 
 def _any_tag(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> Any:
@@ -61,12 +44,7 @@ _Safe.add_multi_constructor("!", _any_tag)
 
 def load_mapping(path: str, text: str) -> dict[Any, Any] | None:
     """The mapping that a JSON or YAML text holds; None if it holds something else. InputError if it does not parse."""
-    try:
-        found = json.loads(text) if text.lstrip().startswith("{") else yaml.load(text, _Safe)  # noqa: S506 (safe)
-    except (yaml.YAMLError, ValueError, RecursionError, OverflowError, TypeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = getattr(error, "lineno", None) or (mark.line + 1 if mark is not None else None)
-        raise InputError(f"{path!r} is not valid YAML or JSON" + (f" (line {line})" if line else "")) from None
+    found = read_json(path, text) if text.lstrip().startswith("{") else read_yaml(path, text, _Safe)
     return found if isinstance(found, dict) else None
 
 
@@ -119,7 +97,7 @@ def _bridge(path: str, mapping: Mapping[Any, Any], lines: KeyLines) -> Reading:
 
 
 def _leaves(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and depth < _DEEPEST:
+    if isinstance(value, Mapping) and depth < DEEPEST:
         for key, inner in value.items():
             yield from _leaves(f"{name}.{key}", inner, depth + 1)
     else:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from advisor.documents import read_text, read_yaml
 from advisor.errors import InputError
 
 MAX_FILE_BYTES = 1 << 20
@@ -43,22 +42,9 @@ def read_yaml_mapping(path: Path) -> dict[str, Any]:
     """Contents of a YAML file whose top level is a mapping with text keys.
 
     Raises InputError for a directory, a missing, huge or unreadable file, text that is not UTF-8, YAML that does not
-    parse, and any other top level. Only the safe loader is used.
+    parse or grows beyond bounds by its aliases, and any other top level. Only plain values are built.
     """
-    if path.is_dir():
-        raise InputError(f"{path} is a directory, a YAML file is needed")
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InputError(f"{path} has {path.stat().st_size} bytes, more than a description needs (1 MiB)")
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not text in UTF-8 (byte {error.start})") from error
-    try:
-        loaded = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (both are safe)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from error
+    loaded = read_yaml(str(path), read_text(path, MAX_FILE_BYTES, "YAML description"))
     if not isinstance(loaded, dict):
         raise InputError(f"{path} holds {type(loaded).__name__}, a mapping of keys to values is needed")
     return {str(key): value for key, value in loaded.items()}

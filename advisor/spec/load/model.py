@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from advisor import data
+from advisor.documents import read_json, read_text
 from advisor.errors import InputError, UnknownNameError, UnsupportedModelError
 from advisor.spec.load.huggingface import FAMILIES, Config
 from advisor.spec.load.huggingface.config import short
@@ -122,18 +122,7 @@ def _inside(directory: Path) -> Path:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST_FILE_BYTES + 1)
-        if len(content) > LARGEST_FILE_BYTES:
-            raise InputError(f"{path} is larger than {LARGEST_FILE_BYTES} bytes: no model configuration")
-        values = json.loads(content.decode("utf-8-sig"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not a text file", hint="give the config.json, not the weights") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {str(error)[:200]}") from None
+    values = read_json(str(path), read_text(path, LARGEST_FILE_BYTES, "config.json of a model"))
     if not isinstance(values, Mapping):
         raise InputError(f"{path} holds a {type(values).__name__}, not a mapping of keys")
     return values

@@ -16,9 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from advisor import data
+from advisor.documents import read_text, read_yaml
 from advisor.errors import InputError
 from advisor.spec.load.megatron.shell import Script, read_script
 from advisor.spec.plan import Finding
@@ -294,30 +293,13 @@ def from_script(arguments: Arguments, text: str) -> None:
     from_words(arguments, words)
 
 
-def _text_of(path: str) -> str:
-    """Content of a file. InputError for anything but a readable text file of sensible size."""
-    try:
-        file = Path(path)
-        if file.is_dir():
-            raise InputError(f"{path!r} is a directory, not a file with Megatron-LM arguments")
-        if file.stat().st_size > _LARGEST_FILE_BYTES:
-            raise InputError(f"{path!r} is larger than {_LARGEST_FILE_BYTES >> 20} MiB: not a file of arguments")
-        return file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{path!r} is not a text file (bytes that are not UTF-8)") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-
-
 def parse(source: str | Path | Mapping[Any, Any]) -> Arguments:
     """Typed arguments of a file (YAML, JSON, flags, shell script) or of a mapping. InputError if there is none."""
     arguments = Arguments()
     if isinstance(source, Mapping):
         mapping: Any = source
     else:
-        text = _text_of(str(source))
-        if "\0" in text:
-            raise InputError(f"{str(source)!r} is not a text file (NUL bytes)")
+        text = read_text(source, _LARGEST_FILE_BYTES, "file of Megatron-LM arguments")
         mapping = _mapping_in(str(source), text)
         if mapping is None:
             from_script(arguments, text)
@@ -338,13 +320,11 @@ def _mapping_in(path: str, text: str) -> Any:
     if not declared and (re.search(r"(^|\s)--[a-z]", text) or text.startswith("#!")):
         return None
     try:
-        found = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
-        if not declared:
-            return None
-        where = getattr(error, "problem_mark", None)
-        line = f" (line {where.line + 1})" if where is not None else ""
-        raise InputError(f"{path!r} is not valid YAML or JSON{line}") from None
+        found = read_yaml(path, text)
+    except InputError:
+        if declared:
+            raise
+        return None
     if isinstance(found, Mapping):
         return found
     if declared:
