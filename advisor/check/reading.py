@@ -24,6 +24,7 @@ SECTIONS = (
 """Sections of a Megatron-Bridge ConfigContainer."""
 _NOT_A_WORD = re.compile(r"[\[\]{}*&!|>%@`#]")
 _LONGEST_VALUE = 10_000
+_COLON = re.compile(r"('(?:[^'\\]|\\.)*'|[\w.]+):(?=\S)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ def scalar(text: str) -> Any:
     if (_NOT_A_WORD.search(text) and not text.startswith(("[", "{"))) or "*" in text or "&" in text:
         return text.strip("'\"")
     try:
-        value = yaml.safe_load(text)
+        # Hydra takes a mapping without the blanks that YAML wants behind its colons.
+        value = yaml.safe_load(re.sub(_COLON, r"\1: ", text) if text.startswith("{") else text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return text.strip("'\"")
     if isinstance(value, str):

@@ -27,6 +27,8 @@ OPTIONS = (
            help="Log of the job (several: --log again): what it shows to hold counts, its step and memory anchor."),
     option("--target", section="Job", type=OneOf(("bridge", "megatron-lm")), envvar="ADVISOR_TARGET",
            help="Whose rules apply; default: what the file says."),
+    option("--target-version", "version", section="Job", type=Text("X"),
+           help="Release of Megatron-Bridge, or of megatron-core, that runs it; default: the newest."),
     MODEL,
     GPUS,
     *job_options(several_counts=False),
@@ -43,8 +45,8 @@ OPTIONS = (
 @with_options(OPTIONS)
 @output_options
 def command(
-    output: render.Output, config: str, *, logs: tuple[str, ...], target: str | None, take: int | None,
-    edited: str | None, **options: Any,
+    output: render.Output, config: str, *, logs: tuple[str, ...], target: str | None, version: str | None,
+    take: int | None, edited: str | None, **options: Any,
 ) -> int:  # fmt: skip
     """The best single changes of a configuration that runs today.
 
@@ -58,7 +60,7 @@ def command(
 
     if (take is None) is not (edited is None):
         raise InputError("--take and --edited go together", "--take 1 --edited new.sh")
-    answer = improved(config, options, logs, target)
+    answer = improved(config, options, logs, target, version)
     if take is not None and edited is not None:
         write_taken(answer, take, edited)
     render.show(improve_document(answer, output.verbose), output)

@@ -59,17 +59,20 @@ class Improved:
         return (*self.kept, *self.changed, *(() if self.pair is None else (self.pair,)))
 
 
-def improved(path: str, options: Mapping[str, Any], logs: Sequence[str], target: str | None) -> Improved:
+def improved(
+    path: str, options: Mapping[str, Any], logs: Sequence[str], target: str | None, version: str | None = None
+) -> Improved:
     """Read a configuration, price it as it takes effect, and every single change of it."""
     observed = read_log(logs) if logs else None
-    subject = read_subject(path, options, observed=observed, target=target)
+    subject = read_subject(path, options, observed=observed, target=target, version=version)
     if subject.request.workload.mode != "train":
         raise InputError(f"{path} is about {subject.request.workload.mode}, not training", "plan without --mode")
     found = improvements(subject.request, subject.asked, subject.settle, _measured(observed))
     kept = _numbered(subject, found.kept, 1)
     changed = _numbered(subject, found.changed, 1 + len(kept))
     pair = None if found.pair is None else _numbered(subject, (found.pair,), 1 + len(kept) + len(changed))
-    given = (*(word for log in logs for word in ("--log", log)), *(() if target is None else ("--target", target)))
+    said = (*(("--log", log) for log in logs), ("--target", target), ("--target-version", version))
+    given = tuple(word for name, value in said if value is not None for word in (name, value))
     return Improved(subject, found, observed, kept, changed, pair[0] if pair else None, None if "-" in logs else given)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -86,18 +86,25 @@ def _bridge(path: str, mapping: Mapping[Any, Any], lines: KeyLines) -> Reading:
             for name, text in value.items():
                 reading.env[str(name)] = Value(None if text is None else str(text), path, lines.of(str(name)))
         elif key in SECTIONS:
-            for name, leaf in _leaves(str(key), value):
-                section, _, inner = name.partition(".")
-                if inner == "_target_" and isinstance(leaf, str):
-                    reading.know(f"built.{section}", leaf.rpartition(".")[2])
-                    reading.put(section, leaf.rpartition(".")[2], lines.of(section))
-                else:
-                    reading.put(name, leaf, lines.of(name))
+            put_section(reading, str(key), value, lines.of)
     return reading
 
 
+def put_section(reading: Reading, key: str, value: Any, line: Callable[[str], int]) -> None:
+    """A section of Bridge as settings: an object by its class (`_target_`) and its fields."""
+    for name, leaf in _leaves(key, value):
+        section, _, inner = name.partition(".")
+        if inner == "_target_" and isinstance(leaf, str):
+            reading.know(f"built.{section}", leaf.rpartition(".")[2])
+            reading.put(section, leaf.rpartition(".")[2], line(section))
+        else:
+            reading.put(name, leaf, line(name))
+
+
 def _leaves(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and depth < DEEPEST:
+    if isinstance(value, Mapping) and value.get("_call_") is False:
+        yield name, _dtype(value.get("_target_"))
+    elif isinstance(value, Mapping) and depth < DEEPEST:
         for key, inner in value.items():
             yield from _leaves(f"{name}.{key}", inner, depth + 1)
     else:

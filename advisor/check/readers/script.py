@@ -8,9 +8,10 @@ of a Bridge configuration, `NAME=value` is the environment.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from advisor.check.readers import flags, launch
+from advisor.check.readers.mapping import put_section
 from advisor.check.reading import SECTIONS, Reading, comments, scalar
 from advisor.rules.lint import Value
 from advisor.spec.load.megatron.shell import Script, read_script
@@ -130,7 +131,10 @@ def _override(reading: Reading, found: re.Match[str], lines: Lines) -> None:
         return
     if key.split(".")[0] not in SECTIONS and not mark:
         reading.know("strange_section", key, line)
-    reading.put(key, value, line)
+    if key in SECTIONS and isinstance(value, Mapping):
+        put_section(reading, key, value, lambda _: line)
+    else:
+        reading.put(key, value, line)
     if mark:
         reading.know(f"added.{key}", mark, line)
     if key.endswith("comm_overlap.tp_comm_overlap_cfg") and isinstance(value, str | dict):

@@ -70,7 +70,7 @@ class Reader:
         if key in setup.values:
             stated = setup.values[key]
             return Setting(stated.value, place(stated.file, stated.line))
-        if key in self.row:
+        if key in self.row and not self._replaced(key):
             return Setting(self.row[key], f"recipe {self.recipe}")
         if key in setup.base:
             return Setting(setup.base[key], f"recipe {self.recipe}")
@@ -80,6 +80,10 @@ class Reader:
         if key in setup.defaults:
             return Setting(setup.defaults[key], BRIDGE_DEFAULT)
         return None
+
+    def _replaced(self, key: str) -> bool:
+        """Whether the files put a mixed precision of their own in the place of the recipe's, fields and all."""
+        return key.startswith("mixed_precision.") and "mixed_precision" in self.setup.values
 
     def value(self, key: str, otherwise: Any = None) -> Any:
         """The value alone."""
@@ -163,7 +167,8 @@ def provider_model(setup: Setup) -> MegatronJob | None:
             mapping[name] = stated.value
     mapping["group_query_attention"] = setup.number("num_query_groups") is not None
     for name in ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", "recompute_granularity",
-                 "recompute_method", "recompute_num_layers", "pipeline_model_parallel_layout"):  # fmt: skip
+                 "recompute_method", "recompute_num_layers", "recompute_modules",
+                 "pipeline_model_parallel_layout"):  # fmt: skip
         mapping.pop(name, None)
     return read_megatron_args(mapping, name="bridge-config")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields, replace
 
-from advisor.check.subject.bridge import with_overlap
+from advisor.check.subject.bridge import bridge_version, with_overlap
 from advisor.check.subject.form import Settle
 from advisor.configure.environment import Variable, variables
 from advisor.configure.job import Job
@@ -65,8 +65,7 @@ def overlap_asked(setup: Setup) -> Asked:
             given[one.name] = str(stated.value)
     engine = setup.packages.get("te", (2, 12))
     given["transformer_engine"] = None if engine is None else ".".join(map(str, engine))
-    bridge = setup.packages.get("bridge")
-    given["target"] = "0.3" if bridge and bridge[:2] < (0, 5) else "0.6"
+    given["target"] = bridge_version(setup)
     return Asked(**given)
 
 

@@ -16,6 +16,7 @@ from advisor.check.subject.effective import overlap_fields, settler, wanted_envi
 from advisor.check.subject.form import Subject, place
 from advisor.check.subject.megatron import megatron_job, stated_at
 from advisor.check.subject.observed import forced, require_same_job, seen_fields, settle_as_seen
+from advisor.check.subject.split import stages
 from advisor.check.subject.words import words
 from advisor.configure.chosen import read_plan
 from advisor.errors import InputError
@@ -45,10 +46,16 @@ KEYS = {**bridge.SIZES, "vpp": "vpp", "etp": "etp", "sp": "sp", "recompute": "re
 
 
 def read_subject(
-    path: str | Path, options: Mapping[str, Any], *, observed: Observed | None = None, target: str | None = None
+    path: str | Path,
+    options: Mapping[str, Any],
+    *,
+    observed: Observed | None = None,
+    target: str | None = None,
+    version: str | None = None,
 ) -> Subject:
     """The job of a configuration file; `options` are those of an estimate, by name, and win over the file.
 
+    `version` is the release of Bridge or megatron-core that it is meant for, the newest by default.
     `observed` is what a log of the job said: what it shows to hold, holds, and it states the number of GPUs where the
     file does not. InputError for a file that cannot be used, for a job that neither the file nor an option describes
     whole, and for a log of another job.
@@ -57,7 +64,9 @@ def read_subject(
     count = given.get("gpus")
     system = given.get("system")
     gpus = int(count) if isinstance(count, int) or (isinstance(count, str) and count.isdigit()) else None
-    (reading,), setup = read_setup([path], target=target, gpus=gpus, system=str(system) if system else None)
+    (reading,), setup = read_setup(
+        [path], target=target, version=version, gpus=gpus, system=str(system) if system else None
+    )
     if observed is not None and observed.gpus is not None:
         setup.gpus = setup.gpus or int(observed.gpus.value)
     found = merge(given, ALLOWED, FLAG)
@@ -109,10 +118,11 @@ def _of_settings(reading: Reading, setup: Setup, found: dict[str, Setting]) -> t
     _launch(found, setup, reading)
     _open(found, setup, reading)
     _complete(found, reading, job)
-    if spelled is None:
-        return settled(found, job, FLAG)
-    request, choice = settled(found, None, FLAG, spelled.model)
-    return request, replace(choice, remarks=spelled.findings)
+    request, choice = settled(found, job, FLAG, None if spelled is None else spelled.model)
+    if setup.framework == "bridge":
+        split = stages(setup, request, found, choice.layout.split, FLAG)
+        choice = replace(choice, layout=replace(choice.layout, split=split))
+    return request, choice if spelled is None else replace(choice, remarks=spelled.findings)
 
 
 def _take(found: dict[str, Setting], said: Mapping[str, Setting]) -> None:

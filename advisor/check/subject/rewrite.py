@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from advisor.check.subject.edits import Edit
+from advisor.check.subject.edits import Edit, override
 from advisor.check.subject.form import Subject
 from advisor.check.subject.rewrite_python import rewrite_python
 from advisor.errors import InputError
-from advisor.export.words import hydra, plain
+from advisor.export.words import Code, plain
 from advisor.spec.load.megatron import arguments as megatron
 
 _WORD = r"""(?:"[^"\n]*"|'[^'\n]*'|\$\{[^}\n]*\}|(?!--)[^\s\\"'()]+)"""
@@ -94,12 +94,15 @@ def _inserted(text: str, words: Callable[[bool], str], pattern: str, megatron_lm
 def _overrides(text: str, changes: Sequence[Edit]) -> str:
     missing: list[str] = []
     for edit in changes:
-        word = f"{edit.key}={hydra(edit.value)}"
-        word = f'"{word}"' if re.search(r"[\[\]{}']", word) else word
-        key = rf"(?<![\w.+~-])([\"']?)(\+{{0,2}}){re.escape(edit.key)}="
-        pattern = rf"{key}(?:\[[^\]\n]*\]|{_WORD}|)\1"
+        words = [f'"{word}"' if re.search(r"[\[\]{}']", word) else word for word in override(edit).split()]
+        word = "" if edit.drop else " ".join(words)
+        name = rf"\+{{0,2}}{re.escape(edit.key)}="
+        bare = rf"{name}(?:\[[^\]\n]*\]|{_WORD}|)"
+        pattern = rf"(?<![\w.+~-])(?:\"{name}[^\"\n]*\"|'{name}[^'\n]*'|{bare})"
+        # A setting that is cleared first and then made stands twice: the last place is kept.
+        text, hits = _replaced(text, rf"{pattern}[ \t]+(?={pattern})", _constant(""))
         text, hits = _replaced(text, pattern, _constant(word))
-        if not hits:
+        if not hits and not edit.drop:
             missing.append(word)
     if not missing:
         return text
@@ -124,7 +127,12 @@ def _mapping(text: str, changes: Sequence[Edit], *, nested: bool) -> str:
     return text
 
 
-def _value(edit: Edit) -> str:
+def _value(edit: Edit, *, saved: bool = False) -> str:
+    """A value as YAML; in a file that Bridge saved, dtypes are the objects that it writes."""
+    if isinstance(edit.value, Code) and saved and edit.value.text.startswith("torch."):
+        return f"{{_target_: {edit.value.text}, _call_: false}}"
+    if isinstance(edit.value, Mapping):
+        return json.dumps(plain(edit.value))
     if len(edit.words) > 1:
         return "[" + ", ".join(edit.words) + "]"
     if not edit.words:
@@ -135,6 +143,7 @@ def _value(edit: Edit) -> str:
 def _yaml_key(text: str, section: str, name: str, edit: Edit) -> str:
     """One key at its value: replaced where it stands, removed, or added beside the other keys of its section."""
     rows = text.split("\n")
+    saved = any(row.startswith("_target_:") for row in rows)
     start, end = _block(rows, section)
     key = re.compile(rf"^(\s*)([\"']?(?:--)?{_spellings(name)}[\"']?)\s*:(?:\s.*|)$")
     at = next((i for i in range(start, end) if key.match(rows[i])), None)
@@ -144,7 +153,7 @@ def _yaml_key(text: str, section: str, name: str, edit: Edit) -> str:
         after = at + 1
         while after < end and (rows[after].startswith((f"{indent} ", f"{indent}- ")) and rows[after].strip()):
             after += 1
-        line = [] if edit.drop else [f"{indent}{found[2] if found else name}: {_value(edit)}"]
+        line = [] if edit.drop else [f"{indent}{found[2] if found else name}: {_value(edit, saved=saved)}"]
         return "\n".join([*rows[:at], *line, *rows[after:]])
     if edit.drop:
         return text
@@ -152,7 +161,7 @@ def _yaml_key(text: str, section: str, name: str, edit: Edit) -> str:
     indent = beside[: len(beside) - len(beside.lstrip())]
     dashed = re.match(r"\s*[\"']?--", beside) is not None
     written = f"--{name}" if dashed else name.replace("-", "_") if not section and "_" in beside.split(":")[0] else name
-    rows.insert(start, f"{indent}{written}: {_value(edit)}")
+    rows.insert(start, f"{indent}{written}: {_value(edit, saved=saved)}")
     if start > len(rows) - 2 and section:
         rows.insert(start, f"{section}:")
     return "\n".join(rows)
