@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from advisor.cli.figures import figure
+from advisor.configure.chosen import chosen_of
 from advisor.diagnose.diagnosis import Diagnosis
-from advisor.errors import InputError
 from advisor.search.options import EstimateOptions
-from advisor.spec.plan import Dial
+from advisor.spec.load.plan_file import entry_of, read_record
+from advisor.spec.plan import Dial, MemoryEstimate
 from advisor.units import gib
 
 MOST_DIALS = 4
@@ -23,32 +23,15 @@ LEFT_OUT = {"pipeline_layout", "num_microbatches", "dp", "edp"}
 
 def with_advice(found: Diagnosis, path: str) -> Diagnosis:
     """The diagnosis with advice from the plan in the JSON file `path`. Raises InputError for a file that is no plan."""
-    request, candidate = read_plan(Path(path))
+    record = read_record(Path(path))
+    memory = chosen_of(record, path).candidate.memory
     if found.cause_id in OF_MEMORY:
-        advice = tuple(_memory_advice(request, candidate))
+        advice = tuple(_memory_advice(record["request"], entry_of(record, 1, path), memory))
     elif found.cause_id == "host_oom":
-        advice = (f"the plan keeps {figure(candidate['memory']['host_gib'])} GiB of host memory on every node",)
+        advice = (f"the plan keeps {figure(gib(memory.host_bytes))} GiB of host memory on every node",)
     else:
         advice = ()
     return dataclasses.replace(found, advice=advice)
-
-
-def read_plan(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Request and chosen candidate of a plan or estimate record. Raises InputError."""
-    hint = "write one with: advisor plan ... --out plan.json"
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        candidate = record["candidates"][0] if record.get("candidates") else record["candidate"]
-        request = record["request"]
-        if not all(isinstance(one, dict) for one in (request, candidate, candidate["memory"], candidate["layout"])):
-            raise ValueError("request and candidate are no mappings")
-        return request, candidate
-    except OSError as problem:
-        raise InputError(f"--plan {path}: {problem.strerror}", hint) from problem
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
-        raise InputError(
-            f"--plan {path}: not the JSON of a plan ({type(problem).__name__}: {problem})", hint
-        ) from problem
 
 
 def options_of(request: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,12 +47,11 @@ def options_of(request: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict
     }  # fmt: skip
 
 
-def _memory_advice(request: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[str]:
+def _memory_advice(request: Mapping[str, Any], candidate: Mapping[str, Any], memory: MemoryEstimate) -> Iterator[str]:
     from advisor.api import why
 
-    memory = candidate["memory"]
-    peak, budget = float(memory["peak_device_gib"]), float(memory["budget_gib"])
-    yield f"the plan predicted a peak of {figure(peak)} GiB of {figure(budget)} GiB, on stage {memory['worst_stage']}"
+    peak, budget = gib(memory.peak_device_bytes), gib(memory.budget_bytes)
+    yield f"the plan predicted a peak of {figure(peak)} GiB of {figure(budget)} GiB, on stage {memory.worst_stage}"
     answer = why(request["model"], int(request["gpus"]), **options_of(request, candidate))
     dials = [dial for dial in answer.dials if dial.verdict == "fits" and (dial.freed_bytes or 0) > 0 and not dial.allow]
     for dial in sorted(dials, key=lambda one: -(one.freed_bytes or 0))[:MOST_DIALS]:

@@ -91,6 +91,11 @@ def _write(text: str, stream: TextIO) -> None:
         raise ReaderGoneError from problem
 
 
+def let_go() -> None:
+    """Nothing more can be written to stdout, whose reader has gone, and its closing says nothing about it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _styled(text: str, style: str, stream: TextIO) -> str:
     codes = {"error": "1;31", "dim": "2"}
     return f"\x1b[{codes[style]}m{text}\x1b[0m" if colored(stream) else text

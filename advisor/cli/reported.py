@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 
 import click
@@ -28,7 +27,7 @@ def reported(act: Callable[[], object]) -> int:
         render.error(error.message, error.hint)
         return error.exit_code
     except render.ReaderGoneError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        render.let_go()
         return EXIT_OK
     except Exception as error:
         if os.environ.get("ADVISOR_TRACEBACK"):

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from advisor.errors import InputError
 from advisor.search.candidates import make_candidates
-from advisor.search.dials import knob_fields
+from advisor.search.dials import KNOB_DIALS, knob_fields
 from advisor.search.request import Request, resolve
-from advisor.search.single import make_layout
+from advisor.search.single import SIZES, make_layout
 from advisor.search.sources import Setting
 from advisor.search.values import whole
 from advisor.spec.hardware import Cluster
 from advisor.spec.layout import Knobs, Layout
+from advisor.spec.load.plan_file import MAKE_ONE, entry_of, read_record
 from advisor.spec.model import Model
 from advisor.spec.plan import Candidate, StepEstimate
 from advisor.spec.workload import Workload
-
-MAKE_ONE = "advisor plan --model ... --gpus ... --out plan.json writes one"
-MOST_BYTES = 64 << 20
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,53 +70,37 @@ def read_plan(path: str | Path, rank: int = 1) -> Chosen:
     Memory and step are computed again from the layout, so an old file is judged by the coefficients of today. Raises
     InputError for a file that is no plan, that has no such candidate, or whose settings this version does not know.
     """
-    return chosen_of(_read(Path(path)), str(path), rank)
+    return chosen_of(read_record(Path(path)), str(path), rank)
 
 
 def chosen_of(record: Mapping[str, Any], path: str, rank: int = 1) -> Chosen:
     """As `read_plan`, of the content of a file: a plan, an estimate, or the record of a trial."""
-    entry = _entry(record, rank, path)
+    entry = entry_of(record, rank, path)
     try:
         request = resolve(_settings(record["request"]))
         words = dict(entry["layout"])
         words["split"] = None
         if words.get("pp") == 1:
             words["pipeline_layout"] = None
-        layout = make_layout(
-            request.model, request.workload, request.cluster.gpus, whole("gbs", words["gbs"]), _without_none(words)
-        )
+        sizes = {name: whole(name, words[name]) for name in (*SIZES, "gbs")}
+        fields = _without_none(words) | sizes
+        layout = make_layout(request.model, request.workload, request.cluster.gpus, sizes["gbs"], fields)
         knobs = Knobs(**knob_fields({**entry["knobs"]}))
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise InputError(f"{path} is no plan of this version: {problem!r}", MAKE_ONE) from problem
+    _refuse_others(layout, entry, request.cluster.gpus, path)
     (candidate,) = make_candidates(request, [(layout, knobs)], ranks=[rank])
     return Chosen(request, candidate, path, rank)
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise InputError(f"{path} has {path.stat().st_size} bytes, more than any plan")
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise InputError(f"cannot read {path}: {problem.strerror}", MAKE_ONE) from problem
-    except (ValueError, RecursionError) as problem:
-        raise InputError(f"{path} is not JSON: {problem}", MAKE_ONE) from problem
-    if not isinstance(record, Mapping) or not isinstance(record.get("request"), Mapping):
-        raise InputError(f"{path} is JSON, but neither a plan nor an estimate", MAKE_ONE)
-    if record.get("schema_version") != SCHEMA_VERSION:
-        version = str(record.get("schema_version"))[:20]
-        raise InputError(f"{path} is of schema version {version}, this version reads {SCHEMA_VERSION}", MAKE_ONE)
-    return record
-
-
-def _entry(record: Mapping[str, Any], rank: int, path: str) -> Mapping[str, Any]:
-    found = record.get("candidates", [record.get("candidate")])
-    entries = [one for one in found if isinstance(one, Mapping)] if isinstance(found, Sequence) else []
-    if not entries:
-        raise InputError(f"{path} holds no layout: nothing fits, or it is illegal", "plan for more GPUs")
-    if not 1 <= rank <= len(entries):
-        raise InputError(f"{path} holds {len(entries)} layouts, there is no rank {rank}", "plan with --top more")
-    return entries[rank - 1]
+def _refuse_others(layout: Layout, entry: Mapping[str, Any], gpus: int, path: str) -> None:
+    """Refuse what would be dropped without a word: knobs that this version does not know, sizes of another job."""
+    unknown = sorted(set(entry["knobs"]) - set(KNOB_DIALS))
+    if unknown:
+        raise InputError(f"{path} sets {', '.join(unknown)[:80]}, which this version does not know", MAKE_ONE)
+    if {layout.tp * layout.cp * layout.dp * layout.pp, layout.etp * layout.ep * layout.edp * layout.pp} != {gpus}:
+        sizes = ", ".join(f"{name} {getattr(layout, name)}" for name in SIZES)
+        raise InputError(f"{path} is for {gpus} GPUs, which the sizes of its layout do not divide: {sizes}", MAKE_ONE)
 
 
 def _settings(request: Mapping[str, Any]) -> dict[str, Setting]:

@@ -6,13 +6,13 @@ The promise is the step of a candidate in the JSON that `advisor plan` or `advis
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from advisor.errors import InputError
+from advisor.spec.load.plan_file import entry_of, read_record
 from advisor.trace.analysis import Figures
 from advisor.trace.kernels import table
 
@@ -24,7 +24,6 @@ WITHIN = {"edp": "dp"}
 TOLERANCE = 0.10
 INEFFECTIVE_SHARE = 0.25
 LEAST_S = 1e-5
-MOST_PLAN_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,40 +74,14 @@ def read_promise(path: Path, rank: int = 1) -> Promise:
     Raises:
         InputError: the file is no plan, has no such candidate or no step time.
     """
-    plan = _json(path)
-    candidate: Any = plan.get("candidate")
-    if isinstance(plan.get("candidates"), list):
-        candidates = [entry for entry in plan["candidates"] if isinstance(entry, dict)]
-        chosen = [entry for position, entry in enumerate(candidates, 1) if entry.get("rank", position) == rank]
-        if not chosen:
-            raise InputError(
-                f"{path}: no candidate of rank {rank} among {len(candidates)}", "choose another with --candidate"
-            )
-        candidate = chosen[0]
-    step = candidate.get("step") if isinstance(candidate, dict) else None
-    if not isinstance(step, dict):
-        raise InputError(
-            f"{path}: no plan with step times in it", "write one with advisor plan ... --out plan.json (or estimate)"
-        )
+    step = entry_of(read_record(path), rank, str(path)).get("step")
+    if not isinstance(step, Mapping):
+        raise InputError(f"{path}: no plan with step times in it", "leave out --mode when planning")
     return Promise(
         path=path, rank=rank, step_s=_seconds(path, step, "step_s"),
         exposed_s={kind: _seconds(path, step, "exposed_s", kind) for kind in PLAN_KINDS},
         hidden_s={kind: _seconds(path, step, "hidden_s", kind) for kind in PLAN_KINDS},
     )  # fmt: skip
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > MOST_PLAN_BYTES:
-            raise InputError(f"{path}: too large for a plan")
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise InputError(f"{path}: {problem.strerror}") from problem
-    except (ValueError, RecursionError) as problem:
-        raise InputError(f"{path}: no JSON: {str(problem)[:100]}") from problem
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: no plan: the file holds no mapping")
-    return found
 
 
 def _seconds(path: Path, step: Mapping[str, Any], *names: str) -> float:

@@ -425,9 +425,11 @@ def test_bad_words(cli, plans, words, message):
     ("content", "message"),
     [("", "not JSON"), ("[]", "neither a plan nor an estimate"), ("{}", "neither a plan nor an estimate"),
      ('{"schema_version": 1, "request": {}}', "holds no layout"),
-     ('{"schema_version": 1, "request": {}, "candidates": [{}]}', "model is missing"),
-     ('{"schema_version": 1, "request": {"model": "nope", "gpus": 8}, "candidates": [{"layout": {}, "knobs": {}}]}',
-      "nope")],
+     ('{"schema_version": 1, "request": {}, "candidates": [{}]}', "its layout 1 has no layout"),
+     ('{"schema_version": 1, "request": {}, "candidates": [{"layout": {}, "knobs": {}, "memory": {}}]}',
+      "model is missing"),
+     ('{"schema_version": 1, "request": {"model": "nope", "gpus": 8}, "candidates": [{"layout": {}, "knobs": {},'
+      ' "memory": {}}]}', "nope")],
 )  # fmt: skip
 def test_bad_plans(cli, tmp_path, content, message):
     path = tmp_path / "plan.json"

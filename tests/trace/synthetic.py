@@ -19,6 +19,11 @@ GROUPS = {
 }
 
 
+def plan_of(step):
+    """A plan whose only layout promises `step`, with nothing in its other parts."""
+    return {"schema_version": 1, "request": {}, "candidates": [{"layout": {}, "knobs": {}, "memory": {}, "step": step}]}
+
+
 def kernel(start, dur, name=GEMM, *, stream=7, correlation=None, cat="kernel", **args):
     more = {} if correlation is None else {"correlation": correlation}
     return {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": stream, "ts": start, "dur": dur,

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-from tests.trace.synthetic import collective, kernel, launch, mark, write
+from tests.trace.synthetic import collective, kernel, launch, mark, plan_of, write
 
 HEAVY = {"torch", "megatron", "pandas", "optuna", "scipy", "matplotlib", "pydantic"}
 
@@ -41,7 +41,7 @@ def test_page_of_two_ranks_beside_a_plan(cli, golden, tmp_path, monkeypatch):
         "exposed_s": {"tp": 2e-5, "dp": 1e-5, **zero},
         "hidden_s": {"tp": 1.8e-4, "dp": 2e-4, **zero},
     }
-    (tmp_path / "plan.json").write_text(json.dumps({"candidates": [{"rank": 1, "step": step}]}))
+    (tmp_path / "plan.json").write_text(json.dumps(plan_of(step)))
     ran = cli("trace", "traces", "--plan", "plan.json")
     assert ran.code == 1, ran.err
     golden("trace.txt", f"$ advisor trace traces --plan plan.json\n{ran.out}{ran.err}")

@@ -13,7 +13,7 @@ import pytest
 from advisor.trace.analysis import analyse
 from advisor.trace.kineto import read_kineto
 from advisor.trace.overlap import measure
-from tests.trace.synthetic import GEMM, collective, kernel, launch, mark, nsys, write
+from tests.trace.synthetic import GEMM, collective, kernel, launch, mark, nsys, plan_of, write
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "presets" / "schemas" / "trace.schema.json").read_text())
 
@@ -36,7 +36,7 @@ def trace(tmp_path):
 def plan(path, hidden=0.0, exposed=0.0, kind="dp", step_s=0.0002):
     zero = dict.fromkeys(("tp", "cp", "pp", "dp", "ep"), 0.0)
     step = {"step_s": step_s, "hidden_s": {**zero, kind: hidden}, "exposed_s": {**zero, kind: exposed}}
-    path.write_text(json.dumps({"schema_version": 1, "candidates": [{"rank": 1, "step": step}]}))
+    path.write_text(json.dumps(plan_of(step)))
     return str(path)
 
 
@@ -120,12 +120,12 @@ def test_a_real_plan(cli, trace, tmp_path):
 @pytest.mark.parametrize(
     "content",
     [
-        "", "[]", "{}", "nonsense", '{"candidates": []}', '{"candidates": [{"rank": 1}]}',
-        '{"candidates": [{"step": 3}]}',
-        '{"candidates": [{"step": {"step_s": "1"}}]}', '{"candidates": [{"step": {"step_s": 1, "hidden_s": []}}]}',
-        '{"candidates": [{"step": {"step_s": 1, "hidden_s": {"tp": -1}}}]}',
-        '{"candidates": [{"step": {"step_s": NaN}}]}',
-        '{"candidate": null}',
+        "", "[]", "{}", "nonsense", '{"schema_version": 1, "request": {}, "candidates": []}', '{"candidate": null}',
+        *(json.dumps({**plan_of({"step_s": 1}), "schema_version": version}) for version in (None, 0, 2)),
+        *(json.dumps(plan_of(step)) for step in (
+            None, 3, {"step_s": "1"}, {"step_s": 1, "hidden_s": []}, {"step_s": 1, "hidden_s": {"tp": -1}},
+            {"step_s": float("nan")},
+        )),
     ],
 )  # fmt: skip
 def test_what_is_no_plan_is_one_error(cli, trace, tmp_path, content):
