@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from advisor.check.subject import Subject, read_subject
 from advisor.check.subject.edits import Edit, edits
 from advisor.check.subject.refused import refused
 from advisor.check.subject.rewrite import rewritten
+from advisor.configure.job import Job
+from advisor.configure.prices import Price, variable_prices
 from advisor.errors import InputError
 from advisor.files import write_text
 from advisor.search.improve import Improvement, Improvements, improvements
@@ -36,7 +38,8 @@ class Improved:
     """Everything that the page shows; `kept` and `changed` are numbered on, `pair` comes last.
 
     `given` is what the command said beside settings of the job, as words: numbers of changes depend on it. None where a
-    log came through stdin, which nobody can give again.
+    log came through stdin, which nobody can give again. `prices` says by name what the variables that the job wants are
+    worth, and is empty where today is illegal.
     """
 
     subject: Subject
@@ -46,6 +49,7 @@ class Improved:
     changed: tuple[Change, ...]
     pair: Change | None
     given: tuple[str, ...] | None = ()
+    prices: Mapping[str, Price] = field(default_factory=dict)
 
     @property
     def negative(self) -> bool:
@@ -73,7 +77,17 @@ def improved(
     pair = None if found.pair is None else _numbered(subject, (found.pair,), 1 + len(kept) + len(changed))
     said = (*(("--log", log) for log in logs), ("--target", target), ("--target-version", version))
     given = tuple(word for name, value in said if value is not None for word in (name, value))
-    return Improved(subject, found, observed, kept, changed, pair[0] if pair else None, None if "-" in logs else given)
+    return Improved(subject, found, observed, kept, changed, pair[0] if pair else None,
+                    None if "-" in logs else given, _prices(subject, found))  # fmt: skip
+
+
+def _prices(subject: Subject, found: Improvements) -> Mapping[str, Price]:
+    """What the variables that the job wants and its files set otherwise are worth in today's step."""
+    if found.now is None:
+        return {}
+    request, layout = subject.request, subject.asked.layout
+    job = Job(request.model, request.cluster, request.workload, layout, subject.effective)
+    return variable_prices(job, subject.environment, found.now)
 
 
 def _measured(observed: Observed | None) -> Measured:

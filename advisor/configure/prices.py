@@ -84,7 +84,7 @@ def _priced(gain: Gain) -> Price:
 
 
 def variable_prices(job: Job, wanted: Iterable[Variable], candidate: Candidate) -> dict[str, Price]:
-    """The price of every variable that `job` wants, by name; `candidate` is the job priced, with the wanted values."""
+    """The price of every variable that `job` wants, by name, beside other values; `candidate` is the job priced."""
     rows, step = preset(FILE)["variables"], candidate.step
     if step is None:
         return {}
@@ -100,12 +100,13 @@ def _connections(job: Job, wanted: Variable, candidate: Candidate, step: StepEst
     """Overlap that another number of hardware queues loses: with CUDA's own number, or with one."""
     if job.knobs.fsdp is not Fsdp.none:
         return _unpriced({}, step, "Megatron-FSDP refuses 1, and nothing else of it is known to rest on the number")
-    other = 1 if wanted.value != "1" else DEFAULT_CONNECTIONS
-    (without,) = steps([given(job, connections=other)])
-    if without.step_s <= step.step_s:
+    today = job.workload.connections
+    other = today if today not in (None, int(wanted.value)) else 1 if wanted.value != "1" else DEFAULT_CONNECTIONS
+    with_it, without = steps([given(job, connections=int(wanted.value)), given(job, connections=other)])
+    if without.step_s <= with_it.step_s:
         return None
     words = f"without: {other}"
-    gain = gain_of(wanted.name, True, step, without)
+    gain = gain_of(wanted.name, today is None, with_it, without)
     if job.knobs.ep_overlap:
         note = f"{words}; what one queue still hides is one public report's share"
         return _priced(replace(gain, kind="measured", note=note))

@@ -21,7 +21,7 @@ from advisor.search.candidates import make_candidates
 from advisor.search.dials import KNOB_DIALS
 from advisor.search.explain import price
 from advisor.search.improve_measured import Measured
-from advisor.search.improve_turns import Turn, mathematics, pinned, turns, words
+from advisor.search.improve_turns import CONNECTIONS, Turn, mathematics, pinned, turns, words
 from advisor.search.request import Request
 from advisor.search.single import Choice, judge
 from advisor.search.solve import search
@@ -154,7 +154,9 @@ def _pairs(kept: Sequence[Improvement]) -> list[tuple[Turn, ...]]:
 
 def _best(request: Request, asked: Choice, pricing: _Pricing) -> Candidate | None:
     """What `advisor plan` would choose with the mathematics of today."""
-    found = search(request.replaced(fixed=MappingProxyType({**request.fixed, **pinned(asked)})))
+    wanted = replace(request.workload, connections=None)
+    fixed = MappingProxyType({**request.fixed, **pinned(asked)})
+    found = search(request.replaced(workload=wanted, fixed=fixed))
     winner = found.winner()
     return None if winner is None else pricing.corrected(winner)
 
@@ -231,6 +233,8 @@ class _Pricing:
         said = [words(turn, before, after) for turn in change]
         gain = self.ratio(candidate)
         low, high = (None, None) if gain is None else _interval(gain, one, len(change))
+        if low is not None and low > 0 and _perhaps_nothing(change, request, choice):
+            low = 0.0
         freed = None if self.now is None else self.now.memory.peak_device_bytes - candidate.memory.peak_device_bytes
         return Improvement(
             turns=change,
@@ -289,6 +293,12 @@ class _Pricing:
             moved[term.kind] += abs(change)
         whole = sum(moved.values())
         return moved["assumed"] / whole if whole > 0 else 0.0
+
+
+def _perhaps_nothing(change: tuple[Turn, ...], request: Request, choice: Choice) -> bool:
+    """Whether a gain may be none: what queues lose is not ensured, which is not measured but for expert overlap."""
+    alone = len(change) == 1 and change[0].name == CONNECTIONS
+    return alone and not (choice.knobs.ep_overlap and request.workload.connections != 1)
 
 
 def _kind(change: tuple[Turn, ...]) -> Literal["fitted", "assumed"]:

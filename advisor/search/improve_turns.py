@@ -9,6 +9,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+from advisor.cost.buckets import BRIDGE_BUCKET
 from advisor.rules.recompute import idle_modules
 from advisor.rules.rule import divisors
 from advisor.search.dials import knob_words, shown_word
@@ -32,6 +33,9 @@ FASTER_KERNELS: dict[str, Any] = {
     "grouped_gemm": True,
 }
 """Fields of the workload whose slow value a configuration can hold without anybody having wanted it."""
+CONNECTIONS, MANY_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", 32
+BUCKETS = (10_000_000, 40_000_000, BRIDGE_BUCKET, 400_000_000)
+"""Parameters per bucket that are tried, beside what the framework takes by itself."""
 MATHEMATICS = {
     "grad_dtype": "gradients are accumulated and reduced in {after}",
     "moment_dtype": "Adam moments are kept in {after}",
@@ -97,7 +101,24 @@ def turns(request: Request, choice: Choice) -> list[Turn]:
     # Muon comes with its own sharding of the optimizer.
     own = {"optimizer": MappingProxyType({"distributed_optimizer": True})}
     found += [Turn(name, knobs=own.get(name, NOTHING), request=changed) for name, changed in _whole_job(request)]
+    found += [Turn(name, request=changed) for name, changed in _traffic(request, choice)]
     return found
+
+
+def _traffic(request: Request, choice: Choice) -> Iterator[tuple[str, Request]]:
+    """Pieces of data-parallel traffic where there are any, and hardware queues where the files say how many."""
+    layout, knobs, workload = choice.layout, choice.knobs, request.workload
+    if layout.dp * layout.cp > 1 and knobs.overlap_grad_reduce and knobs.fsdp is Fsdp.none:
+        for size in (*BUCKETS, None):
+            if size != workload.bucket_size:
+                yield "bucket_size", _with(request, "bucket_size", size)
+    if workload.connections is not None:
+        # Megatron-LM starts with many queues only where nothing rests on one.
+        many = None if workload.software == "megatron-lm" else MANY_QUEUES
+        for number in (1, many):
+            if number != workload.connections:
+                changed = dataclasses.replace(workload, connections=number)
+                yield CONNECTIONS, request.replaced(workload=changed)
 
 
 def _difference(before: Knobs, after: Knobs) -> MappingProxyType[str, Any]:
@@ -200,6 +221,10 @@ def words(turn: Turn, before: tuple[Request, Choice], after: tuple[Request, Choi
 
 
 def _whole(name: str, request: Request) -> str:
+    if name == CONNECTIONS:
+        return str(request.workload.connections or MANY_QUEUES)
+    if name == "bucket_size" and request.workload.bucket_size is None:
+        return "default"
     value: Any = request.gbs if name == "gbs" else getattr(request.workload, name)
     return str(value.name) if name == "precision" else shown_word(value)
 

@@ -7,6 +7,7 @@ import random
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -74,7 +75,7 @@ def answer_of(ran):
 
 def validator():
     names = {name: json.loads(data.require("presets", f"schemas/{name}").read_text(encoding="utf-8"))
-             for name in ("improve.schema.json", "estimate.schema.json")}  # fmt: skip
+             for name in ("improve.schema.json", "estimate.schema.json", "overlap.schema.json")}  # fmt: skip
     kinds = [(name, referencing.Resource.from_contents(one)) for name, one in names.items()]
     return jsonschema.Draft202012Validator(
         names["improve.schema.json"], registry=referencing.Registry().with_resources(kinds)
@@ -118,8 +119,11 @@ def test_the_record_follows_its_schema(cli, script):
     assert (lost["field"], lost["requested"], lost["effective"]) == ("model.overlap_p2p_comm", True, False)
     assert record["settings"]["tp"] == {"value": 4, "origin": "llama.sh:14", "note": None}
     assert record["settings"]["cp"]["origin"] == "default of Megatron-LM"
-    assert record["environment"][0] | {"reason": ""} == {
-        "name": "CUDA_DEVICE_MAX_CONNECTIONS", "now": "32", "wanted": "1", "reason": ""}  # fmt: skip
+    price = record["environment"][0]["price"]
+    assert price["gain"] == "CUDA_DEVICE_MAX_CONNECTIONS"
+    assert price["saved_s"] > 0 == price["low_s"]
+    assert record["environment"][0] | {"reason": "", "price": None} == {
+        "name": "CUDA_DEVICE_MAX_CONNECTIONS", "now": "32", "wanted": "1", "reason": "", "price": None}  # fmt: skip
     assert any(one["restores"] == ["overlap_p2p"] for one in record["kept"])
 
 
@@ -239,7 +243,9 @@ def test_the_baseline_is_that_of_estimate(cli, tmp_path, name):
     alone = answer_of(cli("estimate", "--megatron-args", str(path), *words))
     subject = read_subject(path, options)
     held = subject.asked.__class__(subject.asked.layout, subject.effective)
-    verdict, candidate, _ = judge(subject.request.replaced(reserve_bytes=0.0), held)
+    # An estimate does not read the environment of a script: it has as many queues as the layout needs.
+    needed = replace(subject.request.workload, connections=None)
+    verdict, candidate, _ = judge(subject.request.replaced(reserve_bytes=0.0, workload=needed), held)
     assert verdict == alone["verdict"]
     if alone["candidate"] is None:
         assert candidate is None

@@ -305,6 +305,10 @@ def _states(reader: Reader) -> Iterator[tuple[str, Setting]]:
     sharded = reader.find("ddp.use_distributed_optimizer") or reader.find("optimizer.use_distributed_optimizer")
     if sharded is not None and sharded.value is not None:
         yield "distributed_optimizer", Setting(bool(sharded.value), sharded.origin)
+    bucket = reader.find(f"{'comm_overlap' if with_overlap(reader.setup) else 'ddp'}.bucket_size")
+    held = sharded is None or sharded.value is not False or not with_overlap(reader.setup)
+    if bucket is not None and isinstance(bucket.value, int) and bucket.value > 0 and held:
+        yield "bucket_size", bucket
     graph = reader.find("cuda_graph_impl")
     if graph is not None:
         scope = {*(reader.items("cuda_graph_scope") or ()), *(reader.items("cuda_graph_modules") or ())}

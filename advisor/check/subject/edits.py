@@ -28,6 +28,7 @@ from advisor.export.words import Code, hydra
 from advisor.export.words import python as as_python
 from advisor.rules.lint.setup import SHORT
 from advisor.search.dials import knob_words
+from advisor.search.improve_turns import CONNECTIONS, MANY_QUEUES
 from advisor.search.request import Request
 from advisor.search.single import SIZES, Choice
 from advisor.spec.load.megatron import arguments as megatron
@@ -80,7 +81,7 @@ NAMED_PRECISION = "get_mixed_precision_config"
 LAYOUT = "model.pipeline_model_parallel_layout"
 PIPELINE = frozenset({SHORT["pp"], SHORT["vpp"], *(f"model.{field}" for field in SPLIT_FIELDS.values())})
 OF_EXPORT = ("tp-comm-overlap-cfg", "ddp-bucket-size")
-"""Flags that an export brings along and that no dial turns: a file written beside it, and a size that is not priced."""
+"""Flags that an export brings along beside its dials: a file written with it, and Bridge's own bucket size."""
 BATCHED = "model.batch_p2p_comm"
 
 
@@ -88,7 +89,8 @@ BATCHED = "model.batch_p2p_comm"
 class Edit:
     """One setting to write: `key` in the words of the file, `value` as Python sees it (None with `drop` = remove it).
 
-    `words` are the values as they follow a flag; `where` is where the setting stands now, "" where it is not stated.
+    `words` are the values as they follow a flag; `where` is where the setting stands now, "" where it is not stated. A
+    `variable` is one of the environment of the script.
     """
 
     key: str
@@ -96,6 +98,7 @@ class Edit:
     words: tuple[str, ...]
     where: str = ""
     drop: bool = False
+    variable: bool = False
 
     def flag(self, quoted: bool = False) -> str:
         """The edit as words of a command line; without quotes of their own inside somebody's double quotes."""
@@ -108,9 +111,8 @@ def edits(subject: Subject, request: Request, choice: Choice) -> tuple[Edit, ...
     kind = subject.reading.kind
     if kind in ("layout", "plan"):
         return tuple(_layout_edits(subject, request, choice))
-    if subject.setup.framework == "megatron-lm":
-        return tuple(_flag_edits(subject, request, choice))
-    return tuple(_field_edits(subject, request, choice))
+    settings = _flag_edits if subject.setup.framework == "megatron-lm" else _field_edits
+    return (*_variable_edits(subject, request), *settings(subject, request, choice))
 
 
 def override(edit: Edit) -> str:
@@ -123,6 +125,8 @@ def override(edit: Edit) -> str:
 def written(subject: Subject, edit: Edit) -> str:
     """An edit as the user writes it: a flag, an override, or a line of Python; removals say so."""
     kind = subject.reading.kind
+    if edit.variable:
+        return f"export {edit.key}={edit.value}"
     if subject.setup.framework == "megatron-lm" or kind in ("layout", "plan"):
         text = edit.flag()
         yaml_form = kind == "megatron-yaml"
@@ -146,6 +150,16 @@ def _export(subject: Subject, request: Request, choice: Choice) -> Export:
 def _flags(export: Export) -> dict[str, tuple[str, ...]]:
     found = {words[0].removeprefix("--"): words[1:] for _, group in setting_groups(export) for words in group}
     return {flag: words for flag, words in found.items() if flag not in OF_EXPORT}
+
+
+def _variable_edits(subject: Subject, request: Request) -> Iterator[Edit]:
+    """Hardware queues in a script that launches the job; other files have no place for them."""
+    number = request.workload.connections
+    if number != subject.request.workload.connections and subject.reading.launches:
+        stated = subject.reading.env.get(CONNECTIONS)
+        where = "" if stated is None else place(stated.file, stated.line)
+        number = number or MANY_QUEUES
+        yield Edit(CONNECTIONS, number, (str(number),), where, variable=True)
 
 
 def _flag_edits(subject: Subject, request: Request, choice: Choice) -> Iterator[Edit]:
@@ -174,6 +188,20 @@ def _flag_edits(subject: Subject, request: Request, choice: Choice) -> Iterator[
                 if given is not None or where:
                     yield Edit(flag, None if given is None else " ".join(given) or True, given or (), where,
                                drop=given is None)  # fmt: skip
+    yield from _bucket_edits(subject, request)
+
+
+def _bucket_edits(subject: Subject, request: Request) -> Iterator[Edit]:
+    """Parameters per bucket, and no number of buckets beside it, which megatron-core refuses."""
+    size = request.workload.bucket_size
+    if size == subject.request.workload.bucket_size:
+        return
+    where = _where(subject, key_of("ddp_bucket_size"))
+    if size is not None or where:
+        yield Edit("ddp-bucket-size", size, () if size is None else (str(size),), where, drop=size is None)
+    number = _where(subject, key_of("ddp_num_buckets"))
+    if number:
+        yield Edit("ddp-num-buckets", None, (), number, drop=True)
 
 
 def _stated_flag(subject: Subject, dest: str) -> str:
@@ -201,6 +229,7 @@ def _fields(subject: Subject, request: Request, choice: Choice) -> dict[str, Any
         found[f"comm_overlap.{field}" if has else key] = getattr(choice.knobs, knob)
     if not has:
         found[BATCHED] = not choice.knobs.overlap_p2p
+    found[f"{'comm_overlap' if has else 'ddp'}.bucket_size"] = request.workload.bucket_size
     return found
 
 

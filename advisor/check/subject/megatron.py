@@ -44,6 +44,7 @@ DESTS: dict[str, tuple[str, ...]] = {
     "overlap_grad_reduce": ("overlap_grad_reduce",),
     "overlap_param_gather": ("overlap_param_gather",),
     "overlap_p2p": ("overlap_p2p_comm",),
+    "bucket_size": ("ddp_bucket_size",),
     "grad_dtype": ("grad_reduce_in_bf16", "main_grads_dtype", "accumulate_allreduce_grads_in_fp32"),
     "moment_dtype": ("exp_avg_dtype",),
     "main_param_dtype": ("main_params_dtype",),

@@ -17,6 +17,7 @@ from advisor.check.subject.form import Subject, place
 from advisor.check.subject.megatron import megatron_job, stated_at
 from advisor.check.subject.observed import forced, require_same_job, seen_fields, settle_as_seen
 from advisor.check.subject.split import stages
+from advisor.check.subject.variables import with_environment
 from advisor.check.subject.words import words
 from advisor.configure.chosen import read_plan
 from advisor.errors import InputError
@@ -74,6 +75,7 @@ def read_subject(
         request, choice = _of_plan(str(path), found)
     else:
         request, choice = _of_settings(reading, setup, found)
+    request = with_environment(setup, request)
     settle = settler(setup, request)
     fields = overlap_fields(setup, request, choice, settle)
     if observed is not None:
@@ -168,6 +170,8 @@ def _sources(setup: Setup, request: Request, choice: Choice, found: Mapping[str,
     """Every size and knob with its origin: an option, the file, a recipe, or a default."""
     values: dict[str, Any] = {name: getattr(choice.layout, name) for name in (*SIZES, "sp", "gbs")}
     values |= knob_words(choice.knobs)
+    if request.workload.bucket_size is not None:
+        values["bucket_size"] = request.workload.bucket_size
     out: dict[str, Setting] = {}
     for name, value in values.items():
         held = found.get(name)

@@ -11,6 +11,7 @@ from typing import Any
 from advisor.check.subject.edits import Edit, override
 from advisor.check.subject.form import Subject
 from advisor.check.subject.rewrite_python import rewrite_python
+from advisor.check.subject.variables import exported
 from advisor.errors import InputError
 from advisor.export.words import Code, plain
 from advisor.spec.load.megatron import arguments as megatron
@@ -24,6 +25,8 @@ def rewritten(subject: Subject, changes: Sequence[Edit]) -> str:
     if kind == "plan":
         raise InputError(f"{name!r} is a plan: it is made anew, not edited", "advisor plan ... --fix NAME=VALUE")
     text = Path(name).read_text(encoding="utf-8-sig").replace("\r\n", "\n")
+    text = exported(text, {edit.key: edit.value for edit in changes if edit.variable})
+    changes = [edit for edit in changes if not edit.variable]
     if kind == "bridge-python":
         return rewrite_python(name, text, changes)
     if kind in ("bridge-config", "megatron-yaml") or text.lstrip().startswith("{"):

@@ -15,6 +15,7 @@ from advisor.cli.figures import NONE, count, figure, gain, percent
 from advisor.cli.improved import Change, Improved
 from advisor.cli.pages.improve_record import record
 from advisor.cli.pages.parts import layout_label, request_facts
+from advisor.cli.pages.prices import reasons, worth
 from advisor.configure.resolved import Value
 from advisor.search.dials import knob_words, shown_word
 from advisor.search.single import SIZES
@@ -170,9 +171,14 @@ def _environment(answer: Improved, verbose: bool) -> Iterator[Block]:
     wanted = [one for one in subject.environment if verbose or subject.setup.variable(one.name) or one.name == ALWAYS]
     if not wanted:
         return
-    columns = (Column("variable", "name"), Column("now", "text"), Column("wanted", "text"), Column("why", "text"))
-    rows = tuple((one.name, subject.setup.variable(one.name) or "not set", one.value, one.reason) for one in wanted)
-    yield Table("environment that the job wants, not priced by the cost model", columns, rows)
+    columns = (Column("variable", "name"), Column("now", "text"), Column("wanted", "text"), Column("saves s"),
+               Column("80 % interval"), Column("why", "text"))  # fmt: skip
+    rows = tuple(
+        (one.name, subject.setup.variable(one.name) or "not set", one.value,
+         *worth(answer.prices.get(one.name)), reasons(one.reason, answer.prices.get(one.name)))
+        for one in wanted
+    )  # fmt: skip
+    yield Table("environment that the job wants (in brackets: not priced, it acts on so many seconds)", columns, rows)
 
 
 def _changes(answer: Improved, verbose: bool) -> Iterator[Block]:

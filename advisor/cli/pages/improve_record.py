@@ -33,7 +33,13 @@ def record(answer: Improved) -> dict[str, Any]:
             ],
         },
         "environment": [
-            {"name": one.name, "now": subject.setup.variable(one.name), "wanted": one.value, "reason": one.reason}
+            {
+                "name": one.name,
+                "now": subject.setup.variable(one.name),
+                "wanted": one.value,
+                "reason": one.reason,
+                "price": answer.prices[one.name].record() if one.name in answer.prices else None,
+            }
             for one in subject.environment
         ],
         "measured": _measured(answer),

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from advisor.cli.document import Block, Column, Document, Line, Style, Table
 from advisor.cli.figures import NONE, count, figure
 from advisor.cli.pages.parts import findings_table, layout_label, request_facts
+from advisor.cli.pages.prices import ends, reasons, saves, signed, worth
 from advisor.configure.answer import OverlapAnswer
 from advisor.configure.gain import Gain
 from advisor.configure.interleaving import Interleaving
-from advisor.configure.prices import Price
 from advisor.configure.resolved import Field, Value
 from advisor.units import gib
 
@@ -80,21 +80,12 @@ def _fields(answer: OverlapAnswer) -> Table:
             "auto" if one.requested is None else _shown(one.requested),
             _shown(one.effective),
             WORDS[one.outcome],
-            _saves(answer.prices.get(one.path)),
+            saves(answer.prices.get(one.path)),
             one.reason,
         )
         for one in answer.overlap.fields
     )
     return Table("requested and effective", columns, rows)
-
-
-def _saves(price: Price | None) -> str:
-    """Seconds that a setting saves; in brackets those that an unpriced one acts on, a dash where there are none."""
-    if price is None:
-        return NONE
-    if price.gain is not None and price.gain.saved_s is not None:
-        return _signed(price.gain.saved_s)
-    return f"({figure(price.acts_on_s)})" if price.acts_on_s else NONE
 
 
 def _sources(fields: tuple[Field, ...]) -> Iterator[Line]:
@@ -130,18 +121,9 @@ def _gains(answer: OverlapAnswer, explain: bool) -> Table:
 
 
 def _gain(one: Gain) -> tuple[str, ...]:
-    saved = NONE if one.saved_s is None else _signed(one.saved_s)
+    saved = NONE if one.saved_s is None else signed(one.saved_s)
     state = "on" if one.now else "off"
-    return (one.name, state, figure(one.with_s), figure(one.without_s), saved, _ends(one), one.note)
-
-
-def _ends(one: Gain) -> str:
-    """The interval of a gain."""
-    return NONE if one.low_s is None or one.high_s is None else f"{_signed(one.low_s)} - {_signed(one.high_s)}"
-
-
-def _signed(value: float) -> str:
-    return f"-{figure(-value)}" if value < 0 else figure(value)
+    return (one.name, state, figure(one.with_s), figure(one.without_s), saved, ends(one), one.note)
 
 
 def _explained(answer: OverlapAnswer) -> Iterator[Block]:
@@ -160,7 +142,7 @@ def _unpriced(answer: OverlapAnswer) -> Iterator[Table]:
     """Fields that the cost model cannot turn on and off, each with the reason."""
     columns = (Column("field", "name"), Column("saves s"), Column("why", "text"))
     found = [(one.path, answer.prices[one.path]) for one in answer.overlap.fields if one.path in answer.prices]
-    rows = tuple((path, _saves(price), price.why) for path, price in found if price.gain is None)
+    rows = tuple((path, saves(price), price.why) for path, price in found if price.gain is None)
     if rows:
         yield Table("fields without a price", columns, rows)
 
@@ -168,15 +150,11 @@ def _unpriced(answer: OverlapAnswer) -> Iterator[Table]:
 def _environment(answer: OverlapAnswer) -> Table:
     columns = (Column("variable", "name"), Column("value", "text"), Column("saves s"), Column("80 %\ninterval"),
                Column("why", "text"))  # fmt: skip
-    rows = []
-    for one in answer.environment:
-        price = answer.prices.get(one.name)
-        gain = None if price is None else price.gain
-        said = [one.reason] if price is None else [one.reason, price.why]
-        if price is not None and price.saved_bytes:
-            said.append(f"saves up to {figure(gib(price.saved_bytes))} GiB of reserved memory")
-        rows.append((one.name, one.value, _saves(price), NONE if gain is None else _ends(gain), "; ".join(said)))
-    return Table("environment of every rank (no configuration field can say it)", columns, tuple(rows))
+    rows = tuple(
+        (one.name, one.value, *worth(answer.prices.get(one.name)), reasons(one.reason, answer.prices.get(one.name)))
+        for one in answer.environment
+    )
+    return Table("environment of every rank (no configuration field can say it)", columns, rows)
 
 
 def _interleaving(one: Interleaving) -> tuple[str, ...]:

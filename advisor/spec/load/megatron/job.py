@@ -157,6 +157,16 @@ def _fused_expert_activation(arguments: Arguments) -> bool:
     return fused_glu or (arguments.switch("squared_relu") and arguments.switch("use_fused_weighted_squared_relu"))
 
 
+def _bucket_size(arguments: Arguments) -> int | None:
+    """Parameters per bucket; a number of buckets depends on the chunk that is cut, and is not counted."""
+    if arguments.given("ddp_num_buckets"):
+        arguments.warn("ddp_num_buckets", "the number of buckets is not counted: the framework's own size is")
+    size = arguments.get("ddp_bucket_size")
+    if size is not None and size < 1:
+        arguments.problem("ddp_bucket_size", f"is {size}: it counts parameters and must be 1 or more")
+    return None if size is None else int(size)
+
+
 def _workload(arguments: Arguments, model: Model) -> Workload:
     factor = arguments.get("moe_expert_capacity_factor")
     forced = arguments.switch("moe_router_force_load_balancing") or not model.is_moe
@@ -195,6 +205,7 @@ def _workload(arguments: Arguments, model: Model) -> Workload:
         vocab_divisor=divisor or arguments.count("make_vocab_size_divisible_by"),
         mtp_depth=model.mtp.depth if model.mtp is not None else 0,
         software="megatron-lm",
+        bucket_size=_bucket_size(arguments),
     )
 
 
