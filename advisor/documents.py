@@ -15,6 +15,10 @@ from advisor.errors import InputError
 DEEPEST = 60
 MOST_NODES = 200_000
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_ARCHIVES = (
+    (b"PK\x03\x04", 0, "a zip archive"), (b"ustar", 257, "a tar archive"), (b"\x1f\x8b", 0, "packed (gz)"),
+    (b"\x89HDF", 0, "a HDF5 file"), (b"%PDF", 0, "a PDF"),
+)  # fmt: skip
 # What constructors of YAML raise for scalars that do not fit their tag, beside YAMLError.
 _BROKEN = (yaml.YAMLError, ValueError, RecursionError, OverflowError, TypeError, AttributeError, LookupError)
 _OPENED = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
@@ -48,6 +52,9 @@ def decoded(name: str, content: bytes, kind: str) -> str:
     """Bytes as text, in the form of `read_text`. Raises InputError where they are none."""
     if content[:2] in _MARKS and len(content) % 2 == 0 and content.count(b"\0") * 3 > len(content):
         raise InputError(f"{name!r} is text in {_MARKS[content[:2]]}", hint="convert it: iconv -f UTF-16 -t UTF-8")
+    archive = next((form for magic, at, form in _ARCHIVES if content[at : at + len(magic)] == magic), None)
+    if archive is not None:
+        raise InputError(f"{name!r} is {archive}, not a {kind}", hint=f"give the {kind} inside")
     if b"\0" in content:
         raise InputError(f"{name!r} is not a text file (NUL bytes)", hint=f"give a {kind}")
     try:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from advisor import documents
+from advisor.check.readers.foreign import refuse_toml
 from advisor.check.readers.mapping import load_mapping, read_mapping
 from advisor.check.readers.python import read_python
 from advisor.check.readers.script import read_script_text
@@ -20,6 +21,7 @@ _PYTHON = re.compile(
 )
 _SHELL = re.compile(r"^#!.*\b(?:ba|z|k|da)?sh\b|^#SBATCH\b|^\s*(?:export|srun|torchrun|ft_launcher)\s", re.MULTILINE)
 _FLAGS = re.compile(r"(?:^|\s)(?:--?[a-zA-Z][\w-]*|\+{0,2}[a-z_]+\.[\w.]+=\S*)(?:\s|=|$)")
+_MAPPINGS = (".yaml", ".yml", ".json", ".ipynb")
 _YAML_KEY = re.compile(r"^[\w\"'-]+\s*:(\s|$)", re.MULTILINE)
 
 
@@ -42,16 +44,18 @@ def read_text(name: str, text: str) -> Reading:
 
 def _read(name: str, text: str) -> Reading:
     suffix = Path(name).suffix.lower()
-    if suffix == ".py" or (suffix not in (".sh", ".sbatch", ".yaml", ".yml", ".json") and _is_python(text)):
+    if suffix == ".py" or (suffix not in (".sh", ".sbatch", ".toml", *_MAPPINGS) and _is_python(text)):
         return read_python(name, text)
+    if suffix == ".toml":
+        refuse_toml(name, text)
     shell = _SHELL.search(text) is not None
-    if suffix in (".yaml", ".yml", ".json") or text.lstrip().startswith("{") or (
+    if suffix in _MAPPINGS or text.lstrip().startswith("{") or (
         not shell and not _FLAGS.search(text) and _YAML_KEY.search(text)
     ):  # fmt: skip
         mapping = load_mapping(name, text)
         if mapping is not None:
             return read_mapping(name, text, mapping)
-        if suffix in (".yaml", ".yml", ".json"):
+        if suffix in _MAPPINGS:
             raise InputError(f"{name!r} holds no mapping of keys to values")
     return read_script_text(name, text)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +32,14 @@ BAD = {
         '{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096}',
         "Hugging Face",
     ),
+    "ds_alone.json": ('{"train_batch_size": 32, "zero_optimization": {"stage": 3}}', "DeepSpeed"),
+    "nemo.yaml": ("trainer:\n  devices: 8\nexp_manager:\n  name: x\nmodel:\n  micro_batch_size: 4\n", "NeMo 1"),
+    "titan.toml": ("[job]\nx = 1\n[training]\nseq_len = 4096\n[parallelism]\ntp = 2\n", "torchtitan"),
+    "plain.toml": ("[tool]\nx = 1\n", "TOML"),
+    "broken.toml": ("[tool\n", "not valid TOML"),
+    "accelerate.yaml": ("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 8\n", "Accelerate"),
+    "book.ipynb": ('{"cells": [{"source": ["--tp 2"]}], "metadata": {}, "nbformat": 4}', "notebook"),
+    "pod.yaml": ("apiVersion: v1\nkind: Pod\nspec: {}\n", "Kubernetes"),
     "quote.sh": ('#!/bin/bash\ntorchrun pretrain_gpt.py --num-layers "32\n', "quote"),
     "plan.json": ('{"schema_version": 1, "candidates": []}', "no layout"),
 }
@@ -107,6 +117,30 @@ def test_nothing_is_executed(tmp_path):
     check([shell])
     check([tagged])
     assert not marker.exists()
+
+
+CASES = [row["file"] for row in yaml.safe_load((Path(__file__).parent / "data" / "cases.yaml").read_text())]
+JUNK = st.sampled_from(
+    ["'", '"', "\\", "[", "{", "&a ", "*a", "<<: ", "!!int ", "!!python/name:os.system ", "\t", "\r", "\n", "=", "--",
+     ": ", "$(", "${", "#", "9" * 30, "1e999", "nan", "None", "\u2588", ",", "(", ")", "@", "~", "lambda: ", "**", "?",
+     "|", ":=", "f'{", "[[", "++", "async ", ""]
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    text=st.sampled_from(CASES),
+    changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 40), JUNK), min_size=1, max_size=5),
+    suffix=st.sampled_from([".txt", ".py", ".sh", ".yaml", ".json", ".sbatch", ".toml"]),
+)
+def test_torn_and_garbled_cases(text, changes, suffix, tmp_path_factory):
+    for share, cut, junk in changes:
+        at = int(share * len(text))
+        text = text[:at] + junk + text[at + cut :]
+    path = tmp_path_factory.mktemp("fuzz") / f"x{suffix}"
+    path.write_text(text, encoding="utf-8")
+    with contextlib.suppress(InputError):
+        check([path], gpus=8, system="dgx-h100")
 
 
 WORDS = st.sampled_from(

@@ -8,20 +8,13 @@ from typing import Any
 import yaml
 
 from advisor.check.readers import flags
+from advisor.check.readers.foreign import refuse_foreign
 from advisor.check.reading import SECTIONS, Reading
 from advisor.documents import DEEPEST, SafeLoader, read_json, read_yaml
 from advisor.errors import InputError
 from advisor.rules.lint import Value
 from advisor.spec.load.megatron import arguments as megatron
 
-_OTHERS = (
-    ("DeepSpeed", {"zero_optimization", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}),
-    ("Hugging Face", {"architectures", "model_type", "transformers_version", "torch_dtype"}),
-    ("Accelerate", {"compute_environment", "distributed_type", "num_processes"}),
-    ("torchtitan", {"parallelism", "training", "job", "activation_checkpoint"}),
-    ("Axolotl", {"base_model", "datasets", "sequence_len"}),
-    ("LLaMA-Factory", {"finetuning_type", "stage", "template"}),
-)
 _ENV_KEYS = ("ENV_VARS", "env_vars", "environment", "env")
 
 
@@ -71,9 +64,8 @@ def read_mapping(path: str, text: str, mapping: Mapping[Any, Any]) -> Reading:
         return _plan(path, mapping, lines)
     keys = set(map(str, mapping))
     sections = [key for key in mapping if key in SECTIONS and isinstance(mapping[key], Mapping)]
-    for name, marks in _OTHERS:
-        if len(marks & keys) >= 2 and "MODEL_ARGS" not in keys and len(sections) < 2:
-            raise InputError(f"{path!r} is a configuration of {name}, not of Megatron-Bridge or Megatron-LM")
+    if "MODEL_ARGS" not in keys and len(sections) < 2:
+        refuse_foreign(path, keys)
     if sections:
         return _bridge(path, mapping, lines)
     return _arguments(path, mapping, lines)
