@@ -19,6 +19,7 @@ from typing import Literal
 
 import numpy as np
 
+from advisor.cost.elementwise import ZERO
 from advisor.cost.placement import Span, Spans, distinct_values
 from advisor.cost.profile import Profile
 from advisor.cost.router import load_factor
@@ -28,8 +29,7 @@ from advisor.spec.model import ExpertMlp, Model
 from advisor.spec.workload import Workload
 from advisor.units import gbs_to_bps
 
-ROW_ELEMENT_BYTES = 2.0
-"""Dispatch and combine move bf16, in every precision (Megatron flex and all-to-all dispatchers)."""
+PROBABILITY_BYTES, COUNT_BYTES = 4.0, 8.0
 
 
 def link_Bps(cluster: Cluster) -> float:
@@ -133,13 +133,14 @@ def expert_exchange(  # noqa: PLR0917 (the order of Setting)
 ) -> Array:
     """Seconds of one dispatch (or one combine) of a micro-batch through one expert layer; 0 at ep 1.
 
-    A rank holds seq * mbs / (cp * tp) tokens of 2 * width bytes. all-to-all sends `topk` copies of each; DeepEP and
-    HybridEP one copy per distinct domain over the network and one per distinct rank over NVLink; all-gather sends every
-    token everywhere. The fullest rank sets the pace, so times grow with the router skew, bounded by a capacity.
+    A rank holds seq * mbs / (cp * tp) tokens of `width` elements, 2 bytes each in every format but fp32. all-to-all
+    sends `topk` copies of each; DeepEP and HybridEP one copy per distinct domain over the network and one per distinct
+    rank over NVLink; all-gather sends every token everywhere. The fullest rank sets the pace, so times grow with the
+    router skew, bounded by a capacity.
     """
     width = mlp.latent if mlp.latent is not None else model.hidden
     rows = columns.mbs * (workload.seq_len / (columns.cp * columns.tp))
-    n_bytes = rows * (ROW_ELEMENT_BYTES * width)
+    n_bytes = rows * (workload.precision.activation_bytes * width)
     span = spans.ep
     copies = all_to_all(profile, cluster, n_bytes * mlp.topk, span)
     everywhere = all_gather(profile, cluster, n_bytes * span.ranks, span)
@@ -153,6 +154,25 @@ def expert_exchange(  # noqa: PLR0917 (the order of Setting)
     seconds = seconds * load_factor(workload)
     seconds = np.where(kind == Dispatcher.allgather, everywhere, seconds)
     return np.where(span.ranks > 1, seconds * profile.value("ep_volume_factor"), 0.0)
+
+
+def expert_messages(  # noqa: PLR0917 (the order of Setting)
+    profile: Profile, cluster: Cluster, workload: Workload, columns: Columns, mlp: ExpertMlp, spans: Spans
+) -> tuple[Array, Array]:
+    """Seconds of the short messages beside the tokens of an all-to-all: router probabilities (each way), token counts.
+
+    The dispatch sends the probability of every copy after the token, the combine's gradient sends it back, and every
+    rank gathers how many tokens each expert gets (ML:megatron/core/transformer/moe/token_dispatcher.py, preprocess and
+    token_dispatch). `ep_side_messages` of it shows: none on GPUs, where the fitted volume and the wait for counts hold
+    it, all of it where a short message takes as long as a long one.
+    """
+    if profile.value("ep_side_messages") == 0:
+        return ZERO, ZERO
+    share = np.where(columns.dispatcher == Dispatcher.alltoall, profile.value("ep_side_messages"), 0.0)
+    rows = columns.mbs * (workload.seq_len / (columns.cp * columns.tp))
+    shares = all_to_all(profile, cluster, PROBABILITY_BYTES * mlp.topk * rows, spans.ep)
+    counts = all_gather(profile, cluster, COUNT_BYTES * mlp.experts * spans.ep.ranks, spans.ep)
+    return share * shares, share * counts
 
 
 def _flex_s(

@@ -21,7 +21,6 @@ from advisor.spec.model import (
 )
 from advisor.spec.workload import Workload
 
-BF16_BYTES = 2.0
 ZERO = np.zeros(())
 
 
@@ -66,7 +65,7 @@ def _norms(layer: Layer, model: Model, workload: Workload, columns: Columns) -> 
     fp32: 32 B per element forward and, by its autograd formulae, about 72 B backward.
     """
     _, outside = rank_tokens(workload, columns)
-    width = BF16_BYTES * model.hidden * outside * model.hyper_connections
+    width = workload.precision.activation_bytes * model.hidden * outside * model.hyper_connections
     forward, backward = (2.0, 2.0) if workload.norm_impl == "fused" else (16.0, 36.0)
     blocks = layer.norms
     return Pass(blocks * (forward + 3) * width, blocks * (backward + 4) * width)
@@ -76,7 +75,7 @@ def _mixer_bytes(layer: Layer, workload: Workload, columns: Columns) -> Pass:
     """Rotary embedding and head norms over queries and keys; convolution, gate and norm of a recurrence."""
     inside, _ = rank_tokens(workload, columns)
     mixer = layer.mixer
-    local = BF16_BYTES * inside / columns.tp
+    local = workload.precision.activation_bytes * inside / columns.tp
     if isinstance(mixer, GroupedQueryAttention):
         width = float(mixer.heads * mixer.head_dim + mixer.kv_heads * mixer.head_dim)
         passes = 2.0 if mixer.qk_norm == "none" else 4.0
@@ -106,10 +105,10 @@ def _activation_bytes(layer: Layer, model: Model, workload: Workload, columns: C
     if mlp is None:
         return NOTHING
     forward, backward = (3.0, 5.0) if mlp.gated else (2.0, 3.0)
-    local = BF16_BYTES * inside / columns.tp
+    local = workload.precision.activation_bytes * inside / columns.tp
     if isinstance(mlp, DenseMlp):
         return Pass(forward * mlp.ffn * local, backward * mlp.ffn * local)
-    rows = BF16_BYTES * routed_rows(mlp, workload, columns)
+    rows = workload.precision.activation_bytes * routed_rows(mlp, workload, columns)
     added = (2.0 * mlp.ffn / columns.etp + (mlp.latent or model.hidden)) * rows * mlp.bias
     width = mlp.ffn / columns.etp * rows + mlp.shared_ffn * local
     return Pass(forward * width + 2.0 * added, backward * width + added)
@@ -126,7 +125,7 @@ def _routing_bytes(layer: Layer, model: Model, workload: Workload, columns: Colu
         return NOTHING
     _, outside = rank_tokens(workload, columns)
     own = workload.seq_len * columns.mbs / (columns.cp * columns.tp)
-    width = BF16_BYTES * (layer.mlp.latent or model.hidden)
+    width = workload.precision.activation_bytes * (layer.mlp.latent or model.hidden)
     received = routed_rows(layer.mlp, workload, columns) * width
     permute = 2 * (layer.mlp.topk + 1) * own * width
     resort = np.where((columns.ep > 1) & (columns.ep < layer.mlp.experts), 4.0, 0.0) * received

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from advisor.cost import comm
-from advisor.cost.elementwise import BF16_BYTES, ZERO, Pass
+from advisor.cost.elementwise import ZERO, Pass
 from advisor.cost.flops import rank_tokens
 from advisor.cost.kernels import LayerKernels
 from advisor.cost.params import LayerParams, StageParams, layer_params
@@ -73,7 +73,7 @@ def _region(setting: Setting, width_in: float, width_out: float) -> tuple[Array,
     benchmarks of collectives alone do not show; pipelined user buffers wait for a neighbour at a time.
     """
     inside, _ = rank_tokens(setting.workload, setting.columns)
-    into, out = BF16_BYTES * inside * width_in, BF16_BYTES * inside * width_out
+    into, out = setting.element_bytes * inside * width_in, setting.element_bytes * inside * width_out
     span, sp = setting.spans.tp, setting.columns.sp
     gather_in = comm.all_gather(setting.profile, setting.cluster, into, span)
     gather_out = comm.all_gather(setting.profile, setting.cluster, out, span)
@@ -112,13 +112,13 @@ def cp_exchange(layer: Layer, setting: Setting, kernels: LayerKernels) -> Exchan
         return Exchange(ZERO, ZERO, ZERO)
     inside, _ = rank_tokens(setting.workload, columns)
     queries, keys = _cp_widths(layer, setting)
-    kv = BF16_BYTES * inside * keys / columns.tp
+    kv = setting.element_bytes * inside * keys / columns.tp
     span = setting.spans.cp
     hop = comm.send_recv(profile, cluster, kv, span)
     ring = (columns.cp - 1) * hop
     gather = comm.all_gather(profile, cluster, kv * columns.cp, span)
     scatter = comm.reduce_scatter(profile, cluster, kv * columns.cp, span)
-    heads = BF16_BYTES * inside * (2 * queries + keys) / columns.tp
+    heads = setting.element_bytes * inside * (2 * queries + keys) / columns.tp
     swap = comm.all_to_all(profile, cluster, heads, span)
     swaps = (columns.cp_comm == CpComm.a2a) | isinstance(mixer, Mamba | DeltaNet)
     forward = np.where(swaps, swap, np.where(columns.cp_comm == CpComm.all_gather, gather, ring))
@@ -158,21 +158,23 @@ def ep_exchange(layer: Layer, setting: Setting, kernels: LayerKernels) -> Exchan
         return Exchange(ZERO, ZERO, ZERO)
     columns, profile, cluster = setting.columns, setting.profile, setting.cluster
     one = comm.expert_exchange(profile, cluster, setting.model, setting.workload, columns, layer.mlp, setting.spans)
-    copies = BF16_BYTES * _routed_bytes(layer.mlp, setting)
+    copies = setting.element_bytes * _routed_bytes(layer.mlp, setting)
     gather = comm.all_gather(profile, cluster, copies, setting.spans.etp)
     scatter = comm.reduce_scatter(profile, cluster, copies, setting.spans.etp)
-    forward = 2 * one + gather + scatter
-    both = 2 * forward
+    tokens = 2 * one + gather + scatter
+    shares, counts = comm.expert_messages(profile, cluster, setting.workload, columns, layer.mlp, setting.spans)
+    forward, backward = tokens + shares + counts, tokens + shares
+    both = forward + backward
     across = setting.spans.ep.domains > 1
     share = np.where(across, profile.value("ep_exposed_overlap_network"), profile.value("ep_exposed_overlap"))
-    beside = beside_neighbour_s(forward / 2, kernels.between, kernels.others, columns.delay_wgrad)
+    beside = beside_neighbour_s(tokens / 2, kernels.between, kernels.others, columns.delay_wgrad)
     overlapped = beside + share * np.maximum(both - beside, 0.0)
     shared = profile.value("ep_shared_expert_hidden") * kernels.shared.both
     beside_shared = np.maximum(both - shared, 0.0)
     plain = profile.value("ep_exposed") * np.where(columns.shared_expert_overlap, beside_shared, both)
     found = queues(setting)
     overlapped = overlapped if found is None else both - found.ep_kept * (both - overlapped)
-    return Exchange(forward, forward, np.where(columns.ep_overlap, overlapped, plain))
+    return Exchange(forward, backward, np.where(columns.ep_overlap, overlapped, plain))
 
 
 def beside_neighbour_s(transfer: Array, experts: Pass, others: Pass, delayed: Array) -> Array:
@@ -235,7 +237,7 @@ def layer_traffic(layer: Layer, setting: Setting, kernels: LayerKernels) -> dict
 def head_traffic(setting: Setting) -> dict[str, Exchange]:
     """Tensor-parallel traffic of logits and loss: gather of the hidden state, its gradient, and the softmax sums."""
     inside, _ = rank_tokens(setting.workload, setting.columns)
-    n_bytes = BF16_BYTES * inside * setting.model.hidden
+    n_bytes = setting.element_bytes * inside * setting.model.hidden
     span = setting.spans.tp
     gather = comm.all_gather(setting.profile, setting.cluster, n_bytes, span)
     scatter = comm.reduce_scatter(setting.profile, setting.cluster, n_bytes, span)
@@ -247,7 +249,7 @@ def head_traffic(setting: Setting) -> dict[str, Exchange]:
 def p2p_s(setting: Setting) -> Array:
     """Seconds of one message between neighbouring pipeline chunks."""
     _, outside = rank_tokens(setting.workload, setting.columns)
-    n_bytes = BF16_BYTES * outside * setting.model.hidden
+    n_bytes = setting.element_bytes * outside * setting.model.hidden
     return comm.send_recv(setting.profile, setting.cluster, n_bytes, setting.spans.pp)
 
 
@@ -301,7 +303,7 @@ def optimizer_s(held: StageParams, setting: Setting) -> Array:
     expert = held.expert / np.where(sharded, columns.edp, 1)
     on_gpu = profile.value("optimizer_bytes_per_param") / profile.memory_Bps
     link = gbs_to_bps(setting.cluster.gpu.pcie_uni_gbs)
-    on_host = HOST_ADAM_BYTES / profile.value("host_memory_Bps") + (columns.grad_bytes + BF16_BYTES) / link
+    on_host = HOST_ADAM_BYTES / profile.value("host_memory_Bps") + (columns.grad_bytes + setting.element_bytes) / link
     offloaded = columns.optimizer_offload
     out: Array = (dense + expert) * ((1 - offloaded) * on_gpu + offloaded * on_host)
     return out

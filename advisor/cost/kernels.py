@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from advisor.cost.elementwise import BF16_BYTES, NOTHING, ZERO, Elementwise, Pass, elementwise
+from advisor.cost.elementwise import NOTHING, ZERO, Elementwise, Pass, elementwise
 from advisor.cost.flops import LocalGemm, layer_work, local_gemms, rank_tokens
 from advisor.cost.profile import Profile
 from advisor.spec.layout import Array, Columns, CudaGraph
@@ -29,7 +29,7 @@ from advisor.spec.precision import PRECISIONS, Precision
 from advisor.spec.workload import Workload
 
 SCORE_PASSES, TORCH_SCORE_PASSES = (5.0, 6.0), (13.0, 16.0)
-"""Passes of 2 bytes over the score matrix, forward and backward: products and one softmax kernel, or products, scaling,
+"""Passes over the score matrix, forward and backward: products and one softmax kernel, or products, scaling,
 mask, cast to fp32, softmax and cast back."""
 HOST_FORWARD_SHARE = 0.4
 """Of the host's work for a layer: torch builds the graph in the forward pass, its engine walks it in the backward."""
@@ -108,13 +108,15 @@ def _accumulate(local: LocalGemm, experts: Array, workload: Workload, columns: C
     """Adding a weight gradient to the main gradient in every microbatch: a read and a write per weight.
 
     In the epilogue of the product, or as a long stream of its own. The rates of grouped weight gradients are measured
-    with the fused addition, so that it costs experts nothing beside them.
+    with the fused addition, so that it costs experts nothing beside them, but for `accumulate_experts_fused` of it.
     """
     fused, routed = workload.grad_accumulation_fused, local.gemm.part == "experts"
-    if fused and routed:
+    shown = profile.value("accumulate_experts_fused") if fused and routed else 1.0
+    if shown == 0:
         return NOTHING
-    rate = profile.memory_Bps if fused else profile.gpu.hbm_Bps * profile.value("accumulate_share")
-    seconds = 2.0 * columns.grad_bytes * local.inputs * local.outputs * (experts if routed else 1.0) / rate
+    share = profile.value("accumulate_share_fused" if fused else "accumulate_share")
+    rate = (profile.memory_Bps if fused else profile.gpu.hbm_Bps) * share
+    seconds = 2.0 * columns.grad_bytes * local.inputs * local.outputs * (experts if routed else 1.0) * shown / rate
     return Pass(ZERO, seconds, seconds)
 
 
@@ -147,7 +149,7 @@ def _attention(layer: Layer, model: Model, workload: Workload, columns: Columns,
     if workload.attention_impl == "unfused":
         heads = mixer.heads / columns.tp
         scores = workload.seq_len**2 * columns.mbs * heads / columns.cp
-        extra = scores * BF16_BYTES / profile.memory_Bps
+        extra = scores * workload.precision.activation_bytes / profile.memory_Bps
         passes = SCORE_PASSES if workload.softmax_fused else TORCH_SCORE_PASSES
         return Pass(seconds + passes[0] * extra, backward + passes[1] * extra)
     return Pass(seconds, backward)
@@ -190,6 +192,8 @@ def layer_kernels(layer: Layer, model: Model, workload: Workload, columns: Colum
         local_experts = layer.mlp.experts / columns.ep
         per_expert = profile.value("per_expert_s") * local_experts
         experts = Pass(per_expert / 3, per_expert * 2 / 3)
+        routing_s = profile.value("expert_layer_gap_s")
+        memory_bound = memory_bound + Pass(np.asarray(routing_s / 3), np.asarray(routing_s * 2 / 3))
     for local in local_gemms(layer, model, workload, columns):
         cast = _quantise(local, workload, profile)
         quantise = quantise + cast
@@ -272,7 +276,7 @@ def sync_s(layer: Layer, workload: Workload, columns: Columns, profile: Profile)
 def head_kernels(model: Model, workload: Workload, padded_vocab: Array, columns: Columns, profile: Profile) -> Pass:
     """Logits and loss of one microbatch on a rank: bf16 product, fp32 softmax and its gradient in memory passes.
 
-    Fused cross entropy moves about 10 B forward and 6 B backward per logit, unfused 16 and 14 (counted from
+    Fused cross entropy moves about 10 B forward and 6 B backward per logit of 16 bit, unfused 16 and 14 (counted from
     ML:megatron/core/tensor_parallel/cross_entropy.py).
     """
     inside, _ = rank_tokens(workload, columns)
@@ -280,9 +284,10 @@ def head_kernels(model: Model, workload: Workload, padded_vocab: Array, columns:
     precision = PRECISIONS["bf16"] if workload.precision.quantised else workload.precision
     seconds = 2.0 * inside * model.hidden * vocab / profile.gemm_flops(precision)
     forward_bytes, backward_bytes = (10.0, 6.0) if workload.cross_entropy_fused else (16.0, 14.0)
-    logits = inside * vocab * profile.value("unfused_factor") / profile.memory_Bps
+    wider = precision.activation_bytes / 2
+    logits = inside * vocab * wider * profile.value("unfused_factor") / profile.memory_Bps
     weight = model.hidden * vocab / profile.memory_Bps
     return Pass(
-        seconds + (forward_bytes * logits + BF16_BYTES * weight),
-        2 * seconds + backward_bytes * logits + (BF16_BYTES + 2 * columns.grad_bytes) * weight,
+        seconds + (forward_bytes * logits + precision.activation_bytes * weight),
+        2 * seconds + backward_bytes * logits + (precision.activation_bytes + 2 * columns.grad_bytes) * weight,
     )

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ from advisor.spec.layout import Array
 from advisor.spec.load.fields import Fields, read_yaml_mapping
 from advisor.spec.load.system import load_gpu
 from advisor.spec.plan import Kind
-from advisor.spec.precision import Precision
+from advisor.spec.precision import PRECISIONS, Precision
 from advisor.units import gbs_to_bps, tflops_to_flops
 
 Direction = Literal["fwd", "dgrad", "wgrad"]
@@ -86,6 +86,15 @@ class Profile:
     def kind(self, name: str) -> Kind:
         """Kind of a coefficient."""
         return self.coefficients[name].kind
+
+    def under(self, precision: Precision) -> Profile:
+        """The profile for runs in a number format: a coefficient `name.bf16` takes the place of `name` under bf16.
+
+        The suffix is the key of the format's GEMM rate. Profiles of GPUs hold none, so that this is the profile itself.
+        """
+        suffix = f".{precision.gemm}"
+        own = {name.removesuffix(suffix): one for name, one in self.coefficients.items() if name.endswith(suffix)}
+        return replace(self, coefficients=MappingProxyType({**self.coefficients, **own})) if own else self
 
     def gemm_flops(self, precision: Precision) -> float:
         """Sustained FLOP/s of large GEMMs in the number format of `precision`, quantisation not included.
@@ -170,7 +179,9 @@ def _read(gpu: Gpu) -> Profile:
     coefficients = {name: _coefficient(name, entry, str(default_path)) for name, entry in entries.items()}
     gemm = _assumed_gemm(gpu, _coefficient("gemm_peak_share", shares, str(default_path)))
     shipped = data.find("profiles", f"fitted/{gpu.name}.yaml")
-    fitted, kernels = own_sections(gpu, coefficients, COLLECTIVES)
+    formats = sorted({precision.gemm for precision in PRECISIONS.values()})
+    known = (*coefficients, *(f"{name}.{fmt}" for name in coefficients for fmt in formats))
+    fitted, kernels = own_sections(gpu, known, COLLECTIVES)
     for path, own in ((shipped, {} if shipped is None else read_yaml_mapping(shipped)), (gpu.profile, fitted)):
         for fmt, entry in own.pop("gemm_tflops", {}).items():
             gemm[fmt] = _scaled(_coefficient(f"gemm_tflops.{fmt}", entry, str(path)), tflops_to_flops(1.0))

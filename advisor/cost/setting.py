@@ -24,6 +24,11 @@ class Setting:
     spans: Spans
     padded_vocab: Array
 
+    @property
+    def element_bytes(self) -> float:
+        """Size of an activation that passes between ranks."""
+        return self.workload.precision.activation_bytes
+
     def loaded(self, load: Array) -> Setting:
         """The same layouts with so many tokens on the hottest expert-parallel rank, over the mean (a column)."""
         return replace(self, workload=replace(self.workload, router_skew=load))

@@ -202,8 +202,8 @@ def _parts(job: Setting) -> _Parts:
 
 def setting_of(model: Model, cluster: Cluster, workload: Workload, columns: Columns, profile: Profile) -> Setting:
     """The arguments bundled with what several formulae need: padded vocabulary and where groups lie."""
-    vocab = padded_vocab(model, workload, columns)
-    return Setting(model, cluster, workload, columns, profile, spans(cluster, columns, workload.ep_domain), vocab)
+    vocab, own = padded_vocab(model, workload, columns), profile.under(workload.precision)
+    return Setting(model, cluster, workload, columns, own, spans(cluster, columns, workload.ep_domain), vocab)
 
 
 def step_seconds(job: Setting) -> Array:

@@ -21,6 +21,12 @@ from advisor.fit.runs import Run
 from advisor.spec.hardware import Gpu
 from advisor.spec.layout import Array
 
+
+def both_formats(*names: str) -> tuple[str, ...]:
+    """Coefficients with those that hold in their place under bf16, where a profile has them."""
+    return tuple(f"{name}{suffix}" for name in names for suffix in ("", ".bf16"))
+
+
 SPEED = ("gemm.tf32", *BF16, *FP8, *FP4, "memory_share")
 """How fast the device runs as a whole: clocks, power, or who else uses it."""
 TRIAL_DIALS = (
@@ -28,9 +34,10 @@ TRIAL_DIALS = (
     *(
         Dial(names, pull=1.0)
         for names in (
-            ("gemm.tf32",), BF16, FP8, FP4, ("attention_time_factor",), ("memory_share",), ("unfused_factor",),
-            ("layer_gap_s",), ("optimizer_bytes_per_param",), ("tp_exposed", "tp_exposed_overlap"), ("cp_exposed",),
-            ("ep_volume_factor",), ("per_expert_s",), ("pp_exposed_overlap",), ("p2p_latency_s",), ("bubble_factor",),
+            ("gemm.tf32",), BF16, FP8, FP4, both_formats("attention_time_factor"), ("memory_share",),
+            both_formats("unfused_factor"), both_formats("layer_gap_s"), ("optimizer_bytes_per_param",),
+            ("tp_exposed", "tp_exposed_overlap"), ("cp_exposed",), ("ep_volume_factor",), both_formats("per_expert_s"),
+            both_formats("expert_layer_gap_s"), ("pp_exposed_overlap",), ("p2p_latency_s",), ("bubble_factor",),
             ("chunk_overhead_s",), ("dp_exposed",), ("host_sync_s", "host_sync_quantised_s"), ("step_constant_s",),
         )
     ),

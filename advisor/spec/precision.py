@@ -23,6 +23,11 @@ class Precision:
     weight_cache_bytes: float
     quantised: bool
 
+    @property
+    def activation_bytes(self) -> float:
+        """Size of an element that passes between layers or ranks: that of a stored weight, in every format."""
+        return self.param_bytes
+
 
 _BLOCK = 1 + 1 / 32
 PRECISIONS: dict[str, Precision] = {

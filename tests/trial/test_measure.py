@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 
@@ -15,19 +16,28 @@ from advisor.search.stages import even_split
 from advisor.spec.layout import Knobs, Layout, table
 from advisor.spec.load.model import load_model
 from advisor.spec.load.system import load_system, make_cluster
+from advisor.spec.model import ExpertMlp
 from advisor.spec.precision import PRECISIONS
 from advisor.spec.workload import Workload
 from advisor.trial.measure.card import card_profile
-from advisor.trial.measure.host import bubble_share, host_system, layer_bytes
-from advisor.trial.measure.run import CARD_JOB, GEMMS, HOST_JOB, LAYERS
+from advisor.trial.measure.host import FRAMEWORK, bubble_share, host_system, layer_bytes
+from advisor.trial.measure.run import CARD_JOB, EXPERTS, GEMMS, HOST_JOB, LAYERS
 from tests.trial.layouts import write_model
 
 RATE, RAMPS, UNFUSED = 50e9, {"m": 40.0, "n": 20.0, "k": 10.0}, 7.0
+CALLS_S, DENSE_S, EXPERT_S, ROUTING_S = 2e-4, 1e-3, 2e-4, 5e-4
 MEMORY_BYTES = 32 * 2**30
 
 
+def small_layer_s(experts: int) -> float:
+    return DENSE_S + (ROUTING_S + experts * EXPERT_S if experts else 0.0)
+
+
 def synthetic(ranks: int = 2) -> dict:
-    """Benchmarks of a host that is exactly of the form that the profile assumes."""
+    """Benchmarks of a host that is exactly of the form that the profile assumes; bf16 takes half as long, or as noted.
+
+    Forward attention in bf16 takes a third, its backward pass twice the multiple; adding gradients takes the same.
+    """
 
     def gemm_s(m, n, k, rate):
         return 2 * m * n * k / rate * (1 + RAMPS["m"] / m + RAMPS["n"] / n + RAMPS["k"] / k)
@@ -40,17 +50,25 @@ def synthetic(ranks: int = 2) -> dict:
     return {
         "device": "cpu", "ranks": ranks, "threads": 1, "cores": 2, "torch": "0", "memory_Bps": 4e9, "operation_s": 1e-5,
         "optimizer_s": 10e-9,
+        "accumulation": [{"dtype": dtype, "element_s": 4e-9} for dtype in ("fp32", "bf16")],
         "layer": [
-            row | {"both_s": UNFUSED * layer_bytes(row) / 4e9}
-            for row in (dict(zip(("tokens", "hidden", "heads", "dim", "ffn"), sizes, strict=True)) for sizes in LAYERS)
+            row | {"both_s": (UNFUSED * layer_bytes(row) / 4e9 + CALLS_S) * factor}
+            for dtype, factor in (("fp32", 1), ("bf16", 0.75)) for sizes in LAYERS
+            for row in (dict(zip(("dtype", "tokens", "hidden", "heads", "dim", "ffn"), (dtype, *sizes), strict=True)),)
+        ],
+        "overhead": [
+            {"dtype": dtype, "experts": experts, "both_s": small_layer_s(experts) * factor}
+            for dtype, factor in (("fp32", 1), ("bf16", 1.5)) for experts in EXPERTS
         ],
         "gemm": [
             {"dtype": dtype, "m": m, "n": n, "k": k, "s": gemm_s(m, n, k, RATE * factor)}
             for dtype, factor in (("fp32", 1), ("bf16", 2)) for m, n, k in GEMMS
         ],
         "attention": [
-            {"seq": seq, "dim": dim, "heads": 4, "s": 8 * seq**2 * dim / 10e9, "both_s": 3.5 * 8 * seq**2 * dim / 10e9}
-            for seq in HOST_JOB["attention_seq"] for dim in HOST_JOB["attention_dim"]
+            {"dtype": dtype, "seq": seq, "dim": dim, "heads": 4, "s": s, "both_s": (1 + backward) * s}
+            for dtype, faster, backward in (("fp32", 1, 2.5), ("bf16", 3, 5))
+            for seq in HOST_JOB["attention_seq"][dtype] for dim in HOST_JOB["attention_dim"]
+            for s in (8 * seq**2 * dim / 10e9 / faster,)
         ],
         "collectives": [
             {"op": op, "ranks": n, "bytes": size, "s": message_s(size)}
@@ -117,8 +135,88 @@ def test_memory_bound_work_takes_what_was_measured(measured, tmp_path):
     columns = table([Layout(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, False, even_split(4, 1, 1, 0))], [Knobs()])
     counted = elementwise(plain, model, Workload(seq_len=32), columns)
     parts = (counted.norms, counted.mixer, counted.activation, counted.routing)
-    row = {"tokens": 32, "hidden": 64, "heads": 4, "dim": 16, "ffn": 128}
+    row = {"dtype": "bf16", "tokens": 32, "hidden": 64, "heads": 4, "dim": 16, "ffn": 128}
     assert layer_bytes(row) == pytest.approx(sum(float(one.both.sum()) for one in parts))
+    wide = elementwise(plain, model, Workload(seq_len=32, precision=PRECISIONS["fp32"]), columns)
+    assert layer_bytes(row | {"dtype": "fp32"}) == pytest.approx(
+        sum(float(one.both.sum()) for one in (wide.norms, wide.mixer, wide.activation, wide.routing))
+    )
+
+
+def test_what_calls_take_is_not_taken_for_traffic(measured):
+    """Of an expert layer: what a dense one takes, each expert, and the rest, times what the framework adds."""
+    profile = load_profile(load_system(str(measured)).gpu)
+    for name, seconds in (
+        ("layer_gap_s", DENSE_S), ("per_expert_s", EXPERT_S), ("expert_layer_gap_s", ROUTING_S),
+    ):  # fmt: skip
+        assert profile.value(name) == pytest.approx(FRAMEWORK * seconds)
+        assert profile.coefficients[name].kind == "assumed"
+    assert profile.value("ep_side_messages") == profile.value("accumulate_experts_fused") == 1
+
+
+def test_bf16_has_its_own_figures(measured):
+    """Those of fp32 stand where nothing else was measured, and nowhere else."""
+    profile = load_profile(load_system(str(measured)).gpu)
+    assert profile.under(PRECISIONS["fp32"]).coefficients == profile.coefficients
+    own = profile.under(PRECISIONS["bf16"])
+    assert own.value("attention_time_factor") == pytest.approx(1 / 3)
+    assert own.value("attention_backward_ratio") == pytest.approx(5)
+    assert own.value("layer_gap_s") == pytest.approx(1.5 * profile.value("layer_gap_s"))
+    assert own.value("unfused_factor") == pytest.approx(0.75 * UNFUSED)
+    assert own.value("accumulate_share_fused") == pytest.approx(8 / 4e-9 / 4e9)
+    assert own.value("optimizer_bytes_per_param") == profile.value("optimizer_bytes_per_param")
+    assert load_profile("h100").under(PRECISIONS["bf16"]) is load_profile("h100")
+
+
+def step_of(tmp_path, cli, bench, name, *more):
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(host_system(bench, name, MEMORY_BYTES)), encoding="utf-8")
+    ran = cli(
+        "estimate", "--model", str(write_model(tmp_path, "moe")), "--gpus", str(bench["ranks"]), "--system", str(path),
+        "--seq-len", "32", "--gbs", "8", "--cuda-graph", "none", "--dispatcher", "alltoall", "--format", "json", *more,
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out)["candidate"]["step"]
+
+
+def test_slower_experts_make_a_slower_plan_of_experts(cli, tmp_path):
+    """Twice the time of the small expert layers beyond the dense one: that much longer in every layer, no less."""
+    bench = synthetic()
+    slow = copy.deepcopy(bench)
+    for row in slow["overhead"]:
+        row["both_s"] += (row["both_s"] - small_layer_s(0) * (1.5 if row["dtype"] == "bf16" else 1)) * (
+            row["experts"] > 0
+        )
+    words = ("--precision", "fp32", "--ep", "2")
+    before, after = (step_of(tmp_path, cli, one, name, *words) for one, name in ((bench, "a"), (slow, "b")))
+    model = load_model(str(write_model(tmp_path, "moe")))
+    layers = sum(n for layer, n in zip(model.kinds, model.count, strict=True) if isinstance(layer.mlp, ExpertMlp))
+    experts = next(layer.mlp.experts for layer in model.kinds if isinstance(layer.mlp, ExpertMlp))
+    more_s = 4 * layers * FRAMEWORK * (ROUTING_S + experts / 2 * EXPERT_S)  # 8 sequences on two ranks, one at a time
+    assert after["step_s"] - before["step_s"] == pytest.approx(more_s, rel=0.01)  # and what ranks wait for the slowest
+    for name in ("compute_gemm", "compute_attention", "exposed_ep", "optimizer"):
+        assert after["terms_s"][name] == before["terms_s"][name]
+
+
+def test_short_messages_beside_the_tokens_show(cli, tmp_path):
+    """Probabilities twice and counts once, at the latency of the host, beside four exchanges of tokens."""
+    step = step_of(tmp_path, cli, synthetic(), "a", "--precision", "fp32", "--ep", "2")
+    model = load_model(str(write_model(tmp_path, "moe")))
+    layers = sum(n for layer, n in zip(model.kinds, model.count, strict=True) if isinstance(layer.mlp, ExpertMlp))
+    assert step["terms_s"]["exposed_ep"]["value"] > 7 * 4 * layers * 1e-4
+    assert step["terms_s"]["exposed_ep"]["value"] < 9 * 4 * layers * 1e-4
+
+
+def test_activations_of_fp32_are_twice_as_wide_as_those_of_bf16(cli, tmp_path):
+    """A message of 32 tokens of 64 elements between stages, at 1e-4 s and 1 GB/s (the longest message measured)."""
+    wide, narrow = (
+        step_of(tmp_path, cli, synthetic(), name, "--precision", name, "--pp", "2")["terms_s"]["exposed_pp"]["value"]
+        for name in ("fp32", "bf16")
+    )
+    link_Bps = (1 << 23) / (1e-4 + (1 << 23) / 1e9)
+    shortest_s = 1e-4 + 1024 / 1e9
+    messages = [32 * 64 * width / link_Bps + shortest_s for width in (4, 2)]
+    assert wide / narrow == pytest.approx(messages[0] / messages[1], rel=1e-6)
 
 
 @pytest.mark.parametrize(

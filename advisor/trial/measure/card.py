@@ -34,7 +34,7 @@ def card_profile(bench: Mapping[str, Any], system: str) -> tuple[dict[str, Any],
         rates |= {fmt: _held(profile.gemm[fmt], sustained, source, 1e12) for fmt in formats if fmt in profile.gemm}
     fitted = {
         "memory_share": bench["memory_Bps"] / gpu.hbm_Bps / value("alone_memory_gain"),
-        "attention_backward_ratio": backward_ratio(bench),
+        "attention_backward_ratio": backward_ratio(bench["attention"]),
         "host_dense_layer_s": bench["operation_s"] * OPERATIONS_OF_A_LAYER,
         "p2p_latency_s": latency(bench, value("p2p_latency_s")),
     }

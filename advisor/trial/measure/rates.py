@@ -52,8 +52,11 @@ def link_bandwidth(bench: Mapping[str, Any]) -> float:
 
 
 def kernel_tables(bench: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables in the form of profiles/kernels: attention by sequence and head size, collectives by ranks and bytes."""
-    rows = bench["attention"]
+    """Tables in the form of profiles/kernels: attention by sequence and head size, collectives by ranks and bytes.
+
+    Attention is that of the first format measured.
+    """
+    rows = [row for row in bench["attention"] if row["dtype"] == bench["attention"][0]["dtype"]]
     dims, seqs = sorted({row["dim"] for row in rows}), sorted({row["seq"] for row in rows})
     by = {(row["dim"], row["seq"]): _attention_flops(row) / row["s"] / 1e12 for row in rows}
     collectives: dict[str, Any] = {}
@@ -77,9 +80,9 @@ def _attention_flops(row: Mapping[str, Any]) -> float:
     return float(2 * row["heads"] * row["seq"] ** 2 * row["dim"])
 
 
-def backward_ratio(bench: Mapping[str, Any]) -> float:
+def backward_ratio(rows: Sequence[Mapping[str, Any]]) -> float:
     """Seconds of attention's backward pass over those of its forward pass, the median over shapes."""
-    return statistics.median(float(row["both_s"] / row["s"]) - 1 for row in bench["attention"])
+    return statistics.median(float(row["both_s"] / row["s"]) - 1 for row in rows)
 
 
 def latency(bench: Mapping[str, Any], default: float) -> float:
