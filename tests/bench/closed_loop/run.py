@@ -4,8 +4,8 @@
 that nobody else uses. Every step is the command that a user gives. The host is measured with as many ranks at work as
 the trials have, once per number of ranks. Rounds over all layouts are repeated, forward and backward in turn, until the
 budget is spent (at least two), so that a slow minute hits no layout alone; the median of its runs counts. Left out: the
-error of a trial under the fit that has not seen it. Writes report.md and report.json; exit code 1 where a goal is
-missed.
+error of a trial under the fit that has not seen it. Layouts in bf16 are shown apart. Writes report.md and report.json;
+exit code 1 where a goal is missed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,12 @@ LAYOUTS: tuple[tuple[str, int, str], ...] = (
     ("dense", 4, "--tp 2 --pp 2"),
     ("moe", 4, "--ep 4 --dispatcher alltoall"),
 )
-JOB = "--precision fp32 --seq-len 256 --gbs 8 --cuda-graph none"
+APART: tuple[tuple[str, int, str], ...] = (
+    ("dense", 2, "--precision bf16 --mbs 1"),
+    ("dense", 2, "--precision bf16 --pp 2"),
+)
+"""In bf16, calibrated by themselves and counted in no goal: CPUs differ most in what they have kernels for."""
+JOB = "--seq-len 256 --gbs 8 --cuda-graph none"
 DRIVE = "--device cpu --steps 5 --warmup 1 --profile-steps 0"
 LEAST_ROUNDS = 2
 MOST_BEFORE_PCT, MOST_AFTER_PCT, LEAST_TAU = 20.0, 8.0, 0.6
@@ -71,13 +76,20 @@ def measure(out: Path, ranks: int) -> None:
     advisor(words, str(system(out, ranks)))
 
 
+def trials(out: Path, one: tuple[str, int, str]) -> Path:
+    """The folder of the trials that are calibrated together."""
+    return out / f"trials-{one[1]}{'-bf16' if one in APART else ''}"
+
+
 def estimates(out: Path) -> list[Path]:
     """One file per layout, each with its own prediction."""
     found = []
-    for model, ranks, layout in LAYOUTS:
+    for one in (*LAYOUTS, *APART):
+        model, ranks, layout = one
+        job = JOB if one in APART else f"{JOB} --precision fp32"
         path = out / "estimates" / f"{model}-{ranks}{layout.replace('--', '').replace(' ', '-')}.json"
         path.parent.mkdir(exist_ok=True)
-        advisor(f"estimate --gpus {ranks} {JOB} {layout} --quiet --model", str(HERE / f"{model}.json"), "--system",
+        advisor(f"estimate --gpus {ranks} {job} {layout} --quiet --model", str(HERE / f"{model}.json"), "--system",
                 str(system(out, ranks)), "--out", str(path))  # fmt: skip
         found.append(path)
     return found
@@ -89,17 +101,17 @@ def rounds(out: Path, paths: list[Path], budget_s: float, begin: float) -> list[
     spent: list[float] = []
     while len(spent) < LEAST_ROUNDS or time.monotonic() - begin + max(spent) < budget_s:
         start = time.monotonic()
-        order = list(zip(LAYOUTS, paths, strict=True))
-        for (_, ranks, _), path in order if len(spent) % 2 == 0 else reversed(order):
+        order = list(zip((*LAYOUTS, *APART), paths, strict=True))
+        for one, path in order if len(spent) % 2 == 0 else reversed(order):
             load = os.getloadavg()[0]
             words = f"trial {path} {DRIVE} --quiet --format json --out"
-            (record,) = json.loads(advisor(words, str(out / f"trials-{ranks}"), fine=(0, 1)))["trials"]
+            (record,) = json.loads(advisor(words, str(trials(out, one)), fine=(0, 1)))["trials"]
             measured = record["measured"]
             if measured is None:
                 print(f"{path.stem}: {record['outcome']}: {record['failure']['message']}", file=sys.stderr)
                 continue
             runs.append({
-                "layout": path.stem, "round": len(spent), "load": load, "name": record["name"],
+                "layout": path.stem, "apart": one in APART, "round": len(spent), "load": load, "name": record["name"],
                 "step_s": measured["step_s"], "spread": measured["spread"], "inside": record["inside"],
             })  # fmt: skip
             print(f"round {len(spent) + 1} {path.stem}: {measured['step_s']:.3f} s, "
@@ -109,11 +121,11 @@ def rounds(out: Path, paths: list[Path], budget_s: float, begin: float) -> list[
 
 
 def rows(out: Path, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per layout: measured, and the errors that calibrate says, in the order of `LAYOUTS`."""
+    """One row per layout: measured, and the errors that calibrate says, in the order of `LAYOUTS` and `APART`."""
     errors: dict[str, dict[str, Any]] = {}
-    for ranks in sorted({ranks for _, ranks, _ in LAYOUTS}):
-        answer = advisor("calibrate --quiet --format json --trials", str(out / f"trials-{ranks}"), "--out",
-                         str(out / f"calibrated-{ranks}.yaml"))  # fmt: skip
+    for folder in sorted({trials(out, one) for one in (*LAYOUTS, *APART)}):
+        answer = advisor("calibrate --quiet --format json --trials", str(folder), "--out",
+                         str(out / f"calibrated-{folder.name}.yaml"))  # fmt: skip
         (fit,) = json.loads(answer)["fits"]
         errors |= {row["name"]: row for row in fit["trials"]}
     found = []
@@ -122,7 +134,7 @@ def rows(out: Path, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         steps = [run["step_s"] for run in mine]
         row = errors[mine[0]["name"]]
         found.append({
-            "layout": layout, "runs": len(mine), "measured_s": row["measured_step_s"],
+            "layout": layout, "apart": mine[0]["apart"], "runs": len(mine), "measured_s": row["measured_step_s"],
             "between_pct": 50 * (max(steps) - min(steps)) / statistics.median(steps),
             "within_pct": 100 * statistics.median(run["spread"] for run in mine),
             "inside": sum(run["inside"] for run in mine),
@@ -183,12 +195,18 @@ def page(table: list[dict[str, Any]], found: dict[str, Any]) -> str:
         "| layout | measured s | runs ± % | steps ± % | before % | after % | left out % |",
         "| --- | --: | --: | --: | --: | --: | --: |",
     ]  # fmt: skip
-    body = [
+    body = [_line(row) for row in table if not row["apart"]]
+    bf16 = [_line(row) for row in table if row["apart"]]
+    title = ["", "In bf16, counted in no goal and calibrated by themselves:", "", *head[-2:]] if bf16 else []
+    return "\n".join([*head, *body, *title, *bf16]) + "\n"
+
+
+def _line(row: dict[str, Any]) -> str:
+    left = row["left_out_pct"]
+    return (
         f"| {row['layout']} | {row['measured_s']:.3f} | {row['between_pct']:.1f} | {row['within_pct']:.1f} | "
-        f"{row['before_pct']:+.1f} | {row['after_pct']:+.1f} | {row['left_out_pct']:+.1f} |"
-        for row in table
-    ]
-    return "\n".join([*head, *body]) + "\n"
+        f"{row['before_pct']:+.1f} | {row['after_pct']:+.1f} | {'' if left is None else f'{left:+.1f}'} |"
+    )
 
 
 def main() -> int:
@@ -205,7 +223,8 @@ def main() -> int:
         measure(out, ranks)
     runs = rounds(out, estimates(out), options.budget, begin)
     table = rows(out, runs)
-    found = summary(table, runs, time.monotonic() - begin)
+    counted = [row for row in table if not row["apart"]], [run for run in runs if not run["apart"]]
+    found = summary(*counted, time.monotonic() - begin)
     text = page(table, found)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "report.md").write_text(text, encoding="utf-8")
