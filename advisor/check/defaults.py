@@ -104,7 +104,8 @@ def _megatron(setup: Setup) -> None:
     elif stages is not None:
         vpp = int(stages)
     elif per and layers and setup.pp:
-        vpp = int(layers) // setup.pp // int(per)
+        ends = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+        vpp = (int(layers) + sum(map(setup.on, ends))) // setup.pp // int(per)
     pattern = setup.get("hybrid_layer_pattern")
     if isinstance(pattern, str) and "|" in pattern:
         vpp = (pattern.split("/")[0].count("|") + 1) // setup.pp

@@ -44,6 +44,11 @@ def performance() -> dict[str, dict[str, Any]]:
     return found
 
 
+def is_recipe(name: str) -> bool:
+    """Whether the name is that of a recipe function, so that its sizes are known and not those of a relative."""
+    return name in performance() or name in library()
+
+
 def recipe_values(name: str, mode: str | None) -> dict[str, Any]:
     """Settings a recipe starts from: of the function of that name, else of the smallest bf16 recipe of the model."""
     if name in performance():

@@ -10,7 +10,7 @@ from typing import Literal
 from advisor.check.defaults import settle, unknown_fields
 from advisor.check.files import read_file
 from advisor.check.reading import Reading
-from advisor.check.recipes import model_values, recipe_values
+from advisor.check.recipes import is_recipe, model_values, recipe_values
 from advisor.check.releases import limits, releases
 from advisor.errors import AdvisorError, InputError
 from advisor.rules.lint import CONFIG_RULES, STAGES, Setup, Value, ask
@@ -167,11 +167,16 @@ def _ask_all(setup: Setup, first: str) -> list[Found]:
         if hit is None:
             continue
         severity = one.severity
-        if "recipe" in setup.facts and not _stated(setup):
+        if "recipe" in setup.facts and not _stated(setup) and not (one.stage == "grid" and _exact(setup)):
             severity = "info"
         message = hit.message + limits(one.versions, setup)
         found.append(Found(one.id, severity, message, hit.fix, one.source, hit.file or first, hit.line, one.stage))
     return found
+
+
+def _exact(setup: Setup) -> bool:
+    """Whether the recipe is named by its function, not by its model alone, and the GPUs it is to run on are stated."""
+    return bool(setup.gpus) and is_recipe(str(setup.facts["recipe"].value))
 
 
 def _stated(setup: Setup) -> bool:

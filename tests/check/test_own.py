@@ -11,7 +11,11 @@ from advisor.check import check
 from advisor.rules.lint import CONFIG_RULES
 
 DATA = Path(__file__).parent / "data"
-OWN = yaml.safe_load((DATA / "own.yaml").read_text(encoding="utf-8"))
+OWN = [
+    case
+    for name in ("own", "checks", "vendor")
+    for case in yaml.safe_load((DATA / f"{name}.yaml").read_text(encoding="utf-8"))
+]
 SCRIPT = """#!/bin/bash
 {env}
 torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py \\
@@ -55,7 +59,7 @@ def written(case: dict, folder: Path) -> Path:
 
 
 def test_there_are_enough():
-    assert len(OWN) >= 60
+    assert len(OWN) >= 250
     assert len({case["id"] for case in OWN}) == len(OWN)
 
 

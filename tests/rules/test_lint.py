@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
+import yaml
 
+from advisor import data
 from advisor.rules import RULES
 from advisor.rules.lint import CONFIG_RULES, STAGES, Setup, Value, ask, rules_by_id
+from advisor.rules.lint.columns import COLUMNS
 from advisor.rules.lint.form import fill
 from advisor.rules.lint.setup import SHORT, full_name
 
@@ -117,3 +120,19 @@ def test_texts_show_values():
     assert full_name("tp") == SHORT["tp"]
     assert full_name("hidden_size") == "model.hidden_size"
     assert full_name("ddp.bucket_size") == "ddp.bucket_size"
+
+
+def test_every_rule_says_what_is_wrong_and_what_to_do():
+    alone = {one.id for one in RULES} - {one.id for one in CONFIG_RULES if one.id not in COLUMNS}
+    stated = yaml.safe_load(data.require("presets", "check/layout_rules.yaml").read_text(encoding="utf-8"))["rules"]
+    assert set(stated) == alone
+    for one in CONFIG_RULES:
+        assert len(one.summary.split()) > 2, one.id
+        assert one.source
+        assert one.versions
+        assert one.hint or one.severity == "info", one.id
+
+
+def test_a_summary_shows_settings_in_brackets():
+    assert BY_ID["layer-offload-forbids-pp"].summary == "CPU offloading of layers with PP <pp>"
+    assert "it is <CUDA_DEVICE_MAX_CONNECTIONS>" in BY_ID["max-connections-on-hopper"].summary

@@ -8,6 +8,7 @@ from advisor.cli.document import Column, Document, Facts, Line, Table
 from advisor.errors import UnknownNameError
 from advisor.rules import Rule
 from advisor.rules.lint import ConfigRule, rules_by_id
+from advisor.rules.lint.texts import layout_text
 from advisor.rules.rule import AnyRule
 from advisor.spec.load.fields import did_you_mean
 
@@ -65,7 +66,7 @@ def _record(id: str, forms: tuple[AnyRule, ...]) -> dict[str, Any]:
         "versions": first.versions,
         "asked_of": [*asked, *(["configurations"] if config else [])],
         "stage": config.stage if config else "",
-        "says": config.summary if config else f"broken: {id.replace('-', ' ')}",
-        "fix": config.hint if config else "the nearest legal value, named in the finding",
+        "says": config.summary if config else layout_text(id)[0],
+        "fix": config.hint if config else layout_text(id)[1],
         "source": first.source,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from advisor.rules import RULES
+from advisor.rules.lint.arguments import ARGUMENTS
 from advisor.rules.lint.columns import column_rules
 from advisor.rules.lint.experts import EXPERTS
 from advisor.rules.lint.form import ConfigRule, Hit, fill, rule
@@ -31,7 +32,18 @@ READ_RULES = (
 )  # fmt: skip
 """Rules that readers apply while they read a file; here for their explanation."""
 
-_EVERY = (*column_rules(), *GRID, *TRANSFORMER, *EXPERTS, *FRAME, *OVERLAP_RULES, *LAUNCH, *LESSON_RULES, *RESILIENCE)
+_EVERY = (
+    *column_rules(),
+    *GRID,
+    *ARGUMENTS,
+    *TRANSFORMER,
+    *EXPERTS,
+    *FRAME,
+    *OVERLAP_RULES,
+    *LAUNCH,
+    *LESSON_RULES,
+    *RESILIENCE,
+)
 CONFIG_RULES: tuple[ConfigRule, ...] = tuple(sorted(_EVERY, key=lambda one: STAGES.index(one.stage)))
 
 

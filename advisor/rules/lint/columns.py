@@ -14,6 +14,7 @@ import numpy as np
 from advisor.rules import experts, grid, pipeline, speed
 from advisor.rules.lint.form import ConfigRule, Hit
 from advisor.rules.lint.setup import Setup
+from advisor.rules.lint.texts import layout_text
 from advisor.rules.rule import Case, Row, Rule, partial_columns
 from advisor.spec.hardware import Cluster
 from advisor.spec.layout import Array, Knobs, Layout
@@ -119,8 +120,7 @@ def _asked(one: Rule, needs: tuple[str, ...]) -> ConfigRule:
         return Hit(one.message(row), one.fix(row)) if bool(np.asarray(one.broken(case)).any()) else None
 
     stage = STAGE.get(needs[0], "grid")
-    says = f"broken: {one.id.replace('-', ' ')} (reads {', '.join(one.fields)})"
-    return ConfigRule(one.id, one.severity, stage, one.targets, one.source, broken, says, "the nearest legal value",
+    return ConfigRule(one.id, one.severity, stage, one.targets, one.source, broken, *layout_text(one.id),
                       f"megatron-core {one.versions}")  # fmt: skip
 
 

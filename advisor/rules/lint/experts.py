@@ -92,7 +92,13 @@ def _slow_overlap(c: Setup) -> bool:
 def _lost_etp(c: Setup) -> bool:
     many = c.n("experts") > 1 or not c.known("experts")
     stated = c.framework != "bridge" or c.given("etp")
-    return c.tp > 1 and c.ep > 1 and many and c.number("etp") is None and c.fact("bare_layout") is None and stated
+    unset = c.number("etp") is None and c.fact("bare_layout") is None and stated
+    return c.tp > 1 and c.ep > 1 and many and unset and not _wide_experts(c)
+
+
+def _wide_experts(c: Setup) -> bool:
+    """Experts wider than the hidden size, as those of Mixtral: to split them over TP is what their scripts mean."""
+    return c.n("hidden_size") > 0 and c.n("moe_ffn_hidden_size") >= c.n("hidden_size")
 
 
 SIZES = (
@@ -117,7 +123,7 @@ SIZES = (
          lambda c: c.n("experts") > 1 and c.on("add_bias_linear") and c.etp > 1
          and (c.given("add_bias_linear") or c.framework == "megatron-lm"),
          "experts with a bias cannot be split, ETP is {etp}", "add_bias_linear=false, or ETP 1"),
-    rule("moe-ffn-needs-experts", "stop", "transformer", "bridge mcore", TC,
+    rule("moe-ffn-needs-experts", "stop", "transformer", "mcore", TC,
          lambda c: c.number("moe_ffn_hidden_size") is not None and c.given("moe_ffn_hidden_size") and c.off("experts"),
          "moe_ffn_hidden_size {moe_ffn_hidden_size} without experts", "set num_moe_experts, or drop it"),
     rule("experts-positive", "stop", "transformer", "bridge mcore", TC,
@@ -130,7 +136,7 @@ SIZES = (
 
 ROUTING = (
     rule("top1-needs-pre-softmax", "stop", "transformer", "mcore", TC,
-         lambda c: c.n("experts") > 1 and c.number("moe_router_topk") == 1
+         lambda c: c.known("experts") and c.number("moe_router_topk") == 1
          and c.get("moe_router_score_function") == "softmax" and c.off("moe_router_pre_softmax")
          and c.get("moe_router_load_balancing_type") not in ("sinkhorn", ["sinkhorn"]),
          "top-1 softmax routing needs pre-softmax", "moe_router_pre_softmax=true"),
@@ -146,7 +152,8 @@ ROUTING = (
     rule("capacity-needs-balancing", "stop", "transformer", "mcore", TC,
          lambda c: (c.number("moe_expert_capacity_factor") or -1) >= 0
          and bool(set(c.items("moe_router_load_balancing_type")) - BALANCING),
-         "a capacity factor with load balancing {moe_router_load_balancing_type}", "aux_loss"),
+         "a capacity factor with load balancing {moe_router_load_balancing_type}",
+         "moe_router_load_balancing_type=aux_loss"),
     rule("padding-needs-capacity", "stop", "transformer", "mcore", TC,
          lambda c: c.on("moe_pad_expert_input_to_capacity") and c.known("moe_expert_capacity_factor")
          and c.get("moe_expert_capacity_factor") is None,
@@ -160,6 +167,10 @@ ROUTING = (
          lambda c: (c.on("moe_router_padding_for_quantization") or c.on("moe_router_padding_for_fp8"))
          and not c.has("mixed_precision") and c.off("fp8") and not c.on("fp4"),
          "router padding for quantisation without fp8 or fp4", "drop it"),
+    rule("padding-needs-alltoall", "stop", "transformer", "mcore", TC,
+         lambda c: (c.on("moe_router_padding_for_quantization") or c.on("moe_router_padding_for_fp8"))
+         and c.get("moe_token_dispatcher_type") == "allgather",
+         "router padding for quantisation with the allgather dispatcher", "moe_token_dispatcher_type=alltoall"),
     rule("forced-balance-is-benchmark", "silent", "transformer", "mcore", f"{SKILLS}-perf-moe (ep-08)",
          lambda c: c.on("moe_router_force_load_balancing") and c.given("moe_router_force_load_balancing")
          and (c.get("checkpoint.save") is not None and c.given("checkpoint.save")),
@@ -186,8 +197,10 @@ DISPATCHERS = (
          "ncclep with dispatcher {moe_token_dispatcher_type}", "moe_token_dispatcher_type=flex",
          versions="megatron-core >=0.19"),
     rule("deepep-flag-needs-flex", "stop", "transformer", "mcore", TC,
-         lambda c: c.on("moe_enable_deepep") and c.isnt("moe_token_dispatcher_type", "flex", None),
-         "moe_enable_deepep with dispatcher {moe_token_dispatcher_type}", "moe_token_dispatcher_type=flex"),
+         lambda c: c.on("moe_enable_deepep") and (c.isnt("moe_token_dispatcher_type", "flex", None)
+                                                  or c.get("moe_flex_dispatcher_backend") == "hybridep"),
+         "moe_enable_deepep with dispatcher {moe_token_dispatcher_type} and back end {moe_flex_dispatcher_backend}",
+         "moe_token_dispatcher_type=flex and moe_flex_dispatcher_backend=deepep"),
     rule("flex-without-backend", "silent", "overlap", "bridge", FLEX,
          lambda c: c.get("moe_token_dispatcher_type") == "flex" and c.given("moe_token_dispatcher_type")
          and c.given("moe_flex_dispatcher_backend") and c.get("moe_flex_dispatcher_backend") is None,
@@ -206,15 +219,15 @@ DISPATCHERS = (
     rule("deepep-without-padding", "stop", "transformer", "mcore", TC,
          lambda c: c.get("moe_token_dispatcher_type") == "flex" and c.on("moe_pad_expert_input_to_capacity")
          and c.get("moe_flex_dispatcher_backend") == "deepep",
-         "deepep cannot pad expert inputs to capacity", "alltoall"),
+         "deepep cannot pad expert inputs to capacity", "moe_token_dispatcher_type=alltoall"),
     rule("deepep-needs-ep", "stop", "transformer", "mcore", "ML:megatron/core/transformer/moe/token_dispatcher.py",
          lambda c: c.get("moe_token_dispatcher_type") == "flex" and c.get("moe_flex_dispatcher_backend") == "deepep"
          and c.one("ep") and c.etp * c.ep <= 1 and c.given("moe_token_dispatcher_type"),
-         "deepep exchanges tokens between ranks, ETP x EP is 1", "alltoall"),
+         "deepep exchanges tokens between ranks, ETP x EP is 1", "moe_token_dispatcher_type=alltoall"),
     rule("allgather-fixed-lengths", "stop", "transformer", "mcore", TC,
          lambda c: c.get("moe_token_dispatcher_type") == "allgather" and c.on("variable_seq_lengths")
          and c.n("experts") > 1,
-         "the allgather dispatcher does not take variable sequence lengths", "alltoall"),
+         "the allgather dispatcher does not take variable sequence lengths", "moe_token_dispatcher_type=alltoall"),
     rule("allgather-is-slow", "slow", "overlap", "mcore", "ML:megatron/core/transformer/moe/README.md",
          lambda c: c.given("moe_token_dispatcher_type") and c.get("moe_token_dispatcher_type") == "allgather"
          and c.ep > 1,
@@ -241,7 +254,8 @@ EP_OVERLAP = (
     rule("ep-overlap-needs-vpp", "stop", "overlap", "mcore", f"{COMM}; {TC}",
          lambda c: ep_overlap(c) and c.pp > 1 and c.known("vpp") and c.get("vpp") is None
          and c.get("pipeline_model_parallel_layout") is None,
-         "EP all-to-all overlap with PP {pp} needs virtual_pipeline_model_parallel_size", "set VPP"),
+         "EP all-to-all overlap with PP {pp} needs virtual_pipeline_model_parallel_size",
+         "virtual stages, 2 or more per rank"),
     rule("ep-overlap-without-full-recompute", "stop", "overlap", "mcore", f"{COMM}; {TC}",
          lambda c: (what := _needs_modules(c)) and ep_overlap(c) and f"EP all-to-all overlap with {what}",
          "EP all-to-all overlap with full recomputation", "selective recomputation of moe_act"),

@@ -69,13 +69,17 @@ class ConfigRule:
 
     @property
     def summary(self) -> str:
-        """`says` with the names of settings in place of values."""
-        return _FIELD.sub(lambda found: found[1], self.says)
+        """`says` with the names of settings in angle brackets in place of values."""
+        return _FIELD.sub(_named, self.says)
 
     @property
     def hint(self) -> str:
-        """`fix` with the names of settings in place of values."""
-        return _FIELD.sub(lambda found: found[1], self.fix)
+        """`fix` with the names of settings in angle brackets in place of values."""
+        return _FIELD.sub(_named, self.fix)
+
+
+def _named(found: re.Match[str]) -> str:
+    return f"<{found[1].removeprefix('fact.').removeprefix('env.')}>"
 
 
 def shown(value: Any) -> str:

@@ -124,7 +124,8 @@ OPTIMIZER = (
     rule("fp32-grads-dtype", "stop", "transformer", "megatron-lm", ARG,
          lambda c: c.on("bf16") and c.on("ddp.grad_reduce_in_fp32")
          and c.get("optimizer.main_grads_dtype") not in (None, "fp32"),
-         "--accumulate-allreduce-grads-in-fp32 with main gradients in {optimizer.main_grads_dtype}", "fp32"),
+         "--accumulate-allreduce-grads-in-fp32 with main gradients in {optimizer.main_grads_dtype}",
+         "main_grads_dtype fp32"),
     rule("deterministic-without-fused-loss", "stop", "transformer", "bridge megatron-lm", f"{CFG} (17)",
          lambda c: c.on("deterministic_mode") and c.given("deterministic_mode") and c.on("cross_entropy_loss_fusion"),
          "deterministic mode with cross-entropy fusion", "cross_entropy_loss_fusion=false"),
@@ -155,10 +156,10 @@ FSDP = (
          lambda c: c.get("checkpoint.ckpt_format") == "fsdp_dtensor" and c.given("checkpoint.ckpt_format")
          and not fsdp(c) and (saves(c) or c.framework == "megatron-lm")
          and (c.framework == "megatron-lm" or not c.fact("recipe") or c.given("ddp.use_megatron_fsdp")),
-         "checkpoint format fsdp_dtensor without Megatron-FSDP", "torch_dist"),
+         "checkpoint format fsdp_dtensor without Megatron-FSDP", "ckpt_format torch_dist"),
     rule("fsdp-needs-plain-optimizer", "stop", "transformer", "megatron-lm", ARG,
          lambda c: fsdp(c) and c.isnt("optimizer.optimizer", "adam", "sgd", None),
-         "Megatron-FSDP with optimizer {optimizer.optimizer}", "adam"),
+         "Megatron-FSDP with optimizer {optimizer.optimizer}", "optimizer adam or sgd"),
     rule("fsdp-with-tp-discouraged", "info", "environment", "megatron-lm", ARG,
          lambda c: (fsdp(c) or c.on("dist.use_torch_fsdp2")) and (c.tp > 1 or c.cp > 1)
          and c.capability is not None and c.capability[0] < 10,
@@ -205,7 +206,7 @@ FSDP = (
          "expandable_segments with NCCL user buffers", "unset PYTORCH_CUDA_ALLOC_CONF", versions="torch <2.11"),
     rule("dcp-needs-fsdp2", "stop", "checkpoint", "megatron-lm", ARG,
          lambda c: c.get("checkpoint.ckpt_format") == "torch_dcp" and not c.on("dist.use_torch_fsdp2"),
-         "--ckpt-format torch_dcp without --use-torch-fsdp2", "torch_dist"),
+         "--ckpt-format torch_dcp without --use-torch-fsdp2", "--ckpt-format torch_dist"),
 )  # fmt: skip
 
 DATASETS = (
@@ -281,7 +282,8 @@ DATASETS = (
          lambda c: c.off("dist.use_gloo_process_groups") and c.get("dist.use_gloo_process_groups") is False
          and c.get("checkpoint.ckpt_format") in ("torch", "torch_dcp", "zarr")
          and (c.on("optimizer.use_distributed_optimizer") or c.on("ddp.use_distributed_optimizer")),
-         "no Gloo groups, distributed optimizer and checkpoint format {checkpoint.ckpt_format}", "torch_dist"),
+         "no Gloo groups, distributed optimizer and checkpoint format {checkpoint.ckpt_format}",
+         "ckpt_format torch_dist"),
     rule("one-profiler", "stop", "launch", "bridge", f"{CFG} (33)",
          lambda c: c.on("profiling.use_pytorch_profiler") and c.on("profiling.use_nsys_profiler"),
          "nsys and PyTorch profiler together", "keep one"),

@@ -125,7 +125,8 @@ def _iterations_and_samples(c: Setup) -> bool:
     by_iters, by_samples = c.number("train.train_iters"), c.number("train.train_samples")
     samples = c.number("scheduler.lr_decay_samples") or c.number("scheduler.lr_warmup_samples")
     iters = c.number("scheduler.lr_decay_iters") or c.number("scheduler.lr_warmup_iters")
-    return bool((by_iters and not by_samples and samples) or (by_samples and not by_iters and iters))
+    mixed = c.framework == "bridge" and bool(iters and samples)
+    return mixed or bool((by_iters and not by_samples and samples) or (by_samples and not by_iters and iters))
 
 
 def _both_warmups(c: Setup) -> bool:
@@ -160,7 +161,7 @@ DP_FACTS = "Megatron-Core: DP = GPUs / (TP x PP x CP), expert DP = GPUs / (ETP x
 
 GRID = (
     rule("required-arguments", "stop", "arguments", "megatron-lm", f"{ARG} (required_args)", _missing,
-         "a required argument is missing", "state it"),
+         "a required argument is missing", "state the argument named"),
     rule("one-way-to-split-layers", "stop", "arguments", "megatron-lm", ARG, _one_way,
          "more than one of layers per virtual stage ({num_layers_per_virtual_pipeline_stage}), virtual stages per rank "
          "({num_virtual_stages_per_pipeline_rank}) and layout ({pipeline_model_parallel_layout})", "keep one of them"),
@@ -179,7 +180,8 @@ GRID = (
          "virtual stages with PP {pp}: the interleaved schedule needs PP > 1", "drop the virtual stages or raise PP"),
     rule("data-parallel-size-agrees", "stop", "grid", "mcore", DP_FACTS,
          lambda c: c.dp is not None and c.number("layout.dp") is not None and c.number("layout.dp") != c.dp,
-         "DP {layout.dp} is stated, {gpus} GPUs / (TP {tp} x PP {pp} x CP {cp}) is {dp}", "EP is no factor of DP"),
+         "DP {layout.dp} is stated, {gpus} GPUs / (TP {tp} x PP {pp} x CP {cp}) is {dp}", 
+         "drop DP, or make it the quotient: EP is no factor of it"),
     rule("positive-sizes", "stop", "arguments", "mcore", f"{TC} __post_init__",
          lambda c: next((f"{key} is {c.get(key)}: it must be 1 or more" for key in ("tp", "pp", "cp", "ep", "etp",
          "mbs",
@@ -212,7 +214,8 @@ GRID = (
          versions="bridge >=0.6"),
     rule("schedule-in-one-unit", "stop", "arguments", "bridge megatron-lm", f"{CFG} scheduler; {ARG}",
          _iterations_and_samples,
-         "training and learning-rate schedule are counted in different units (iterations, samples)", "use one unit"),
+         "training and learning-rate schedule are counted in different units (iterations, samples)",
+         "iterations throughout, or samples throughout"),
     rule("warmup-once", "stop", "arguments", "bridge megatron-lm", f"{CFG}: SchedulerConfig; {ARG}", _both_warmups,
          "lr_warmup_fraction {scheduler.lr_warmup_fraction} and an exact warm-up are both set", "keep one"),
     rule("warmup-capped", "silent", "arguments", "bridge", f"{CFG}: _calculate_scheduler_steps", _capped_warmup,
@@ -231,6 +234,16 @@ GRID = (
          lambda c: c.on("scheduler.override_opt_param_scheduler")
          and c.on("scheduler.use_checkpoint_opt_param_scheduler"),
          "the scheduler is to be overridden and to be taken from the checkpoint", "keep one"),
+    rule("weight-decay-rises", "stop", "arguments", "bridge", f"{CFG}: SchedulerConfig",
+         lambda c: (start := c.number("scheduler.start_weight_decay")) is not None
+         and (start < 0 or ((end := c.number("scheduler.end_weight_decay")) is not None and end < start)),
+         "weight decay from {scheduler.start_weight_decay} to {scheduler.end_weight_decay}: it may not fall or be "
+         "negative", "0 <= start_weight_decay <= end_weight_decay"),
+    rule("tracker-needs-name", "stop", "arguments", "bridge", f"{CFG}: LoggerConfig",
+         lambda c: next((f"logger.{what} {c.get(f'logger.{what}')} without logger.{name}" for what, name in (
+             ("mlflow_experiment", "mlflow_run_name"), ("comet_project", "comet_experiment_name"))
+             if c.on(f"logger.{what}") and not c.on(f"logger.{name}")), None),
+         "an experiment tracker without the name of the run", "logger.mlflow_run_name, logger.comet_experiment_name"),
     rule("min-lr-below-lr", "stop", "arguments", "megatron-lm", ARG,
          lambda c: c.n("optimizer.lr") > 0 and (c.number("optimizer.min_lr")
          or 0) > c.n("optimizer.lr"),
@@ -243,9 +256,6 @@ GRID = (
          and c.n("checkpoint.save_retain_interval") % c.n("checkpoint.save_interval") != 0,
          "retain interval {checkpoint.save_retain_interval} is no multiple of save interval {checkpoint.save_interval}",
          "make it a multiple"),
-    rule("one-data-source", "stop", "arguments", "megatron-lm", ARG,
-         lambda c: c.on("dataset.mock_data") and c.get("dataset.data_path") is not None,
-         "--mock-data together with --data-path", "keep one data source"),
     rule("positions-cover-sequence", "stop", "arguments", "megatron-lm", ARG,
          lambda c: (c.number("max_position_embeddings") or 10**12) < c.n("seq"),
          "max_position_embeddings {max_position_embeddings} is below seq_length {seq}", "raise it to {seq}"),
@@ -257,7 +267,8 @@ GRID = (
          "set --kv-channels"),
     rule("deprecated-argument", "stop", "arguments", "megatron-lm", f"{ARG} (Deprecated arguments)",
          lambda c: next((f"--{name.replace('_', '-')} is no longer valid" for name in
-                         ("batch_size", "warmup", "model_parallel_size", "checkpoint_activations") if c.on(name)),
+                         ("batch_size", "warmup", "model_parallel_size", "checkpoint_activations")
+                         if c.stated(name) not in (None, False)),
                          None),
          "an argument that Megatron-LM has removed", "use --micro-batch-size, --lr-warmup-fraction, "
          "--tensor-model-parallel-size, --recompute-granularity"),
@@ -268,7 +279,8 @@ GRID = (
     rule("memory-log-interval", "stop", "arguments", "megatron-lm", ARG,
          lambda c: c.n("log_memory_interval") > 0 and c.n("log_interval") > 0
          and c.n("log_memory_interval") % c.n("log_interval") != 0,
-         "log_memory_interval {log_memory_interval} is no multiple of log_interval {log_interval}", "a multiple"),
+         "log_memory_interval {log_memory_interval} is no multiple of log_interval {log_interval}",
+         "a multiple of log_interval"),
     rule("local-attention-needs-spec", "stop", "arguments", "megatron-lm", ARG,
          lambda c: c.get("attention_backend") == "local" and "local" not in c.items("spec"),
          "--attention-backend local without --spec local", "--spec local"),

@@ -107,10 +107,12 @@ ENVIRONMENT = (
     rule("max-connections-wanted", "slow", "environment", "bridge", f"{PERF}; {OVERLAP}",
          lambda c: _major(c) == 9 and (c.tp > 1 or c.cp > 1) and not ep_overlap(c) and not fsdp(c)
          and c.variable("CUDA_DEVICE_MAX_CONNECTIONS") not in (None, "1"),
-         "CUDA_DEVICE_MAX_CONNECTIONS={env.CUDA_DEVICE_MAX_CONNECTIONS}: H100 recipes with TP or CP > 1 use 1", "1"),
+         "CUDA_DEVICE_MAX_CONNECTIONS={env.CUDA_DEVICE_MAX_CONNECTIONS}: H100 recipes with TP or CP > 1 use 1",
+         "export CUDA_DEVICE_MAX_CONNECTIONS=1"),
     rule("max-connections-on-blackwell", "info", "environment", "mcore", PERF,
          lambda c: (_major(c) or 0) >= 10 and c.variable("CUDA_DEVICE_MAX_CONNECTIONS") == "1",
-         "CUDA_DEVICE_MAX_CONNECTIONS=1 on Blackwell: every vendor recipe uses 32", "32"),
+         "CUDA_DEVICE_MAX_CONNECTIONS=1 on Blackwell: every vendor recipe uses 32",
+         "export CUDA_DEVICE_MAX_CONNECTIONS=32"),
     rule("connections-set-too-late", "silent", "environment", "env", SYNC,
          lambda c: c.fact("late_variable") is not None,
          "{fact.late_variable} is set in Python after CUDA or the process group was initialised: no effect",
@@ -143,7 +145,8 @@ ENVIRONMENT = (
     rule("restart-rethrow", "silent", "environment", "bridge megatron-lm", RESILIENCY,
          lambda c: c.on("inprocess_restart.enabled") and c.variable("TORCH_NCCL_RETHROW_CUDA_ERRORS") not in (None,
          "0"),
-         "in-process restart with TORCH_NCCL_RETHROW_CUDA_ERRORS={env.TORCH_NCCL_RETHROW_CUDA_ERRORS}", "0"),
+         "in-process restart with TORCH_NCCL_RETHROW_CUDA_ERRORS={env.TORCH_NCCL_RETHROW_CUDA_ERRORS}",
+         "export TORCH_NCCL_RETHROW_CUDA_ERRORS=0"),
 )  # fmt: skip
 
 SLURM_RULES = (
@@ -179,7 +182,8 @@ SLURM_RULES = (
     rule("nemo-home-shared", "silent", "launch", "slurm", f"{SLURM} (7; pk-02)",
          lambda c: (c.number("slurm.nodes") or c.number("launch.nnodes") or 1) > 1 and (
              (c.variable("NEMO_HOME") or "").startswith(NODE_LOCAL)),
-         "NEMO_HOME={env.NEMO_HOME} is local to a node: others do not see packed data", "a shared path"),
+         "NEMO_HOME={env.NEMO_HOME} is local to a node: others do not see packed data",
+         "NEMO_HOME on a shared file system"),
     rule("nemo-home-unset", "info", "launch", "slurm", f"{SLURM} (7; pk-02)",
          lambda c: (c.number("slurm.nodes") or 1) > 1 and c.fact("mode") in ("sft", "peft", "lora", "finetune")
          and c.unset("NEMO_HOME"),

@@ -99,6 +99,17 @@ def _asked_p2p(c: Setup) -> bool:
     )  # fmt: skip
 
 
+def _plain_pipeline(c: Setup) -> bool:
+    """A pipeline of Megatron-LM without virtual stages, whose default asks for the overlap all the same."""
+    return c.pp > 1 and c.fact("interleaved") is False and c.get("overlap_p2p_comm") is not False
+
+
+def _asks_overlap(c: Setup) -> bool:
+    """Whether a script itself asks for overlapped communication, so that it will miss that of the pipeline."""
+    asked = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather", "tp_comm_overlap", "overlap_p2p_comm_warmup_flush")
+    return any(c.stated(key) is True for key in asked)
+
+
 def _preset(c: Setup) -> re.Match[str] | None:
     name = c.get("comm_overlap.tp_comm_overlap_cfg") or c.get("tp_comm_overlap_cfg")
     return PRESET.search(name) if isinstance(name, str) else None
@@ -171,8 +182,9 @@ TENSOR = (
 
 PIPELINE = (
     rule("p2p-overlap-needs-vpp", "silent", "overlap", "megatron-lm", f"{ARG} (Setting args.overlap_p2p_comm)",
-         lambda c: c.pp > 1 and c.fact("interleaved") is False and c.get("overlap_p2p_comm") is not False,
-         "PP {pp} without virtual stages: Megatron-LM sets overlap_p2p_comm and align_param_gather to False",
+         lambda c: _plain_pipeline(c) and _asks_overlap(c),
+         "PP {pp} without virtual stages, where the script asks for overlap: Megatron-LM sets overlap_p2p_comm and "
+         "align_param_gather to False",
          "virtual stages (--num-layers-per-virtual-pipeline-stage), or --no-overlap-p2p-communication"),
     rule("pp2-interleave-needs-overlap", "stop", "overlap", "megatron-lm", ARG,
          lambda c: c.pp == 2 and c.fact("interleaved") is True and c.get("overlap_p2p_comm") is False,
@@ -187,10 +199,12 @@ PIPELINE = (
          "overlap_p2p_comm with PP 1: there is nothing to overlap", "drop it"),
     rule("p2p-overlap-xor-batch", "stop", "overlap", "mcore", f"{SCH} (interleaved: not both)", _p2p_both,
          "overlap_p2p_comm and batch_p2p_comm are both on", "batch_p2p_comm=false"),
-    rule("p2p-not-overlapped", "info", "overlap", "bridge", f"{COMM}; {OVERLAP}",
-         lambda c: c.has("comm_overlap") and c.pp > 1 and c.known("vpp") and c.vpp <= 1 and not _asked_p2p(c)
-         and c.get("pipeline_model_parallel_layout") is None,
-         "PP {pp} without virtual stages: Bridge uses batched p2p, nothing is overlapped", "VPP > 1"),
+    rule("p2p-not-overlapped", "info", "overlap", "bridge megatron-lm", f"{COMM}; {ARG}; {OVERLAP}",
+         lambda c: (_plain_pipeline(c) and not _asks_overlap(c)) if c.framework == "megatron-lm" else (
+             c.has("comm_overlap") and c.pp > 1 and c.known("vpp") and c.vpp <= 1 and not _asked_p2p(c)
+             and c.get("pipeline_model_parallel_layout") is None),
+         "PP {pp} without virtual stages: p2p is batched, nothing of it is overlapped",
+         "virtual stages (VPP > 1) where the layers divide"),
     rule("warmup-flush-needs-overlap", "stop", "overlap", "mcore", "ML:megatron/core/model_parallel_config.py",
          lambda c: c.on("overlap_p2p_comm_warmup_flush")
          and (c.off("overlap_p2p_comm") or c.on("batch_p2p_comm") or c.fact("interleaved") is False),

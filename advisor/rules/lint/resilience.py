@@ -136,9 +136,14 @@ CHECKPOINT = (
          "--replication-jump without --replication is ignored", "--replication"),
     rule("reshardable-once", "stop", "checkpoint", "bridge", f"{CFG}: CheckpointConfig",
          lambda c: c.on("checkpoint.dist_ckpt_optim_fully_reshardable")
+         and c.on("checkpoint.distrib_optim_fully_reshardable_mem_efficient"),
+         "Bridge refuses dist_ckpt_optim_fully_reshardable with distrib_optim_fully_reshardable_mem_efficient",
+         "drop one of them"),
+    rule("reshardable-needs-gloo", "stop", "checkpoint", "megatron-lm", ARG,
+         lambda c: c.on("checkpoint.dist_ckpt_optim_fully_reshardable")
          and c.on("checkpoint.distrib_optim_fully_reshardable_mem_efficient")
-         and c.get("dist.use_gloo_process_groups") is False,
-         "fully reshardable memory-efficient optimizer state needs Gloo groups", "drop one"),
+         and c.on("ddp.use_distributed_optimizer") and c.get("dist.use_gloo_process_groups") is False,
+         "--distrib-optim-fully-reshardable-mem-efficient without Gloo groups", "drop --disable-gloo-process-groups"),
     rule("main-params-without-optimizer", "stop", "checkpoint", "bridge megatron-lm", f"{CFG} (34); {ARG}",
          lambda c: c.on("checkpoint.load_main_params_from_ckpt") and (
              c.get("checkpoint.load_optim") is True if c.framework == "bridge" else c.off("checkpoint.no_load_optim")),
@@ -161,11 +166,11 @@ CHECKPOINT = (
          "--finetune with --override-ckpt-iteration", "keep one"),
     rule("checkpoint-format-known", "stop", "checkpoint", "bridge", f"{CFG}: CheckpointConfig",
          lambda c: c.isnt("checkpoint.ckpt_format", "torch", "torch_dist", "torch_dcp", "fsdp_dtensor", "zarr", None),
-         "checkpoint format {checkpoint.ckpt_format} is unknown", "torch_dist"),
+         "checkpoint format {checkpoint.ckpt_format} is unknown", "ckpt_format torch_dist"),
     rule("constant-structure-vs-rerun", "silent", "checkpoint", "bridge megatron-lm",
          "https://github.com/NVIDIA/Megatron-LM/issues/4378",
          lambda c: c.on("checkpoint.ckpt_assume_constant_structure")
-         and c.get("rerun_state_machine.rerun_mode") in ("validate_results", "report_stats",
+         and c.stated("rerun_state_machine.rerun_mode") in ("validate_results", "report_stats",
          "report_determinism_stats"),
          "ckpt_assume_constant_structure with rerun mode {rerun_state_machine.rerun_mode}: the checkpoint written "
          "after "
@@ -193,7 +198,7 @@ FAULTS = (
          lambda c: c.on("ft.simulate_fault"), "simulate_fault kills or hangs a rank on purpose", "drop it"),
     rule("ft-fault-kind", "stop", "resiliency", "bridge", f"{CFG}: FaultToleranceConfig",
          lambda c: c.isnt("ft.simulated_fault_type", "rank_hung", "rank_killed", "random", None),
-         "simulated_fault_type {ft.simulated_fault_type}", "rank_hung, rank_killed or random"),
+         "simulated_fault_type {ft.simulated_fault_type} is no kind of fault", "rank_hung, rank_killed or random"),
     rule("ft-without-nsys", "stop", "resiliency", "bridge", f"{PLUGINS} (ft-08)",
          lambda c: _ft(c) and (c.on("profiling.use_nsys_profiler") or c.fact("plugin.NsysPlugin") is not None
                                or c.fact("nsys") is not None),
@@ -250,11 +255,12 @@ FAULTS = (
          "srun --kill-on-bad-exit=0"),
     rule("restart-torch-version", "stop", "resiliency", "bridge megatron-lm", "MB:docs/training/resiliency.md",
          lambda c: c.on("inprocess_restart.enabled") and (c.older("torch", 2, 5, 1) or c.older("nccl", 2, 26, 2)),
-         "in-process restart needs torch >= 2.5.1 and NCCL >= 2.26.2", "update"),
+         "in-process restart needs torch >= 2.5.1 and NCCL >= 2.26.2", "update torch and NCCL"),
     rule("rerun-mode-known", "stop", "resiliency", "bridge megatron-lm", f"{CFG}: RerunStateMachineConfig; {ARG}",
          lambda c: c.isnt("rerun_state_machine.rerun_mode", *RERUN, None)
          or (c.framework == "bridge" and c.get("rerun_state_machine.rerun_mode") == "report_stats"),
-         "rerun mode {rerun_state_machine.rerun_mode}", "disabled, validate_results or report_determinism_stats "
+         "rerun mode {rerun_state_machine.rerun_mode} is no mode of this framework",
+         "disabled, validate_results or report_determinism_stats "
          "(Megatron-LM: report_stats)"),
     rule("rerun-is-alpha", "info", "resiliency", "bridge", f"{RESILIENCY} (pitfall 7)",
          lambda c: c.get("rerun_state_machine.rerun_mode") == "validate_results",
@@ -280,7 +286,7 @@ FAULTS = (
          lambda c: c.fact("run.Partial") is not None and any(
              c.fact(f"plugin.{name}") is not None for name in (
                  "PreemptionPlugin", "FaultTolerancePlugin", "NsysPlugin", "PyTorchProfilerPlugin")),
-         "the plugins take run.Script only, here is run.Partial", "run.Script"),
+         "the plugins take run.Script only, here is run.Partial", "make the task a run.Script"),
     rule("two-profiler-plugins", "stop", "resiliency", "bridge", PLUGINS,
          lambda c: c.fact("plugin.NsysPlugin") is not None and c.fact("plugin.PyTorchProfilerPlugin") is not None,
          "nsys and PyTorch profiler plugins together", "keep one"),

@@ -15,6 +15,8 @@ MODULES = {
     "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out", "gdp_in_proj",
     "gdp_qkv", "mhc",
 }  # fmt: skip
+GRAPHED = {"attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full", "full_iteration",
+           "full_iteration_inference"}  # fmt: skip
 OFFLOADABLE = {
     "core_attn", "attn_proj", "expert_fc1", "fused_group_mlp", "moe_act", "attn_norm", "mlp_norm", "qkv_linear",
     "gdp_qkv",
@@ -108,8 +110,25 @@ def _moe_graph(c: Setup) -> str | None:
     if "mlp" in inside and c.n("experts") > 1 and dense_none:
         return "a graph over mlp, but every layer of the model has experts"
     dropless = c.known("moe_pad_expert_input_to_capacity") and not c.on("moe_pad_expert_input_to_capacity")
+    padded = c.on("moe_router_padding_for_fp8") or c.on("moe_router_padding_for_quantization")
+    capped = c.get("moe_expert_capacity_factor") is not None or padded
+    if "moe_preprocess" in inside and dropless and capped and c.get("moe_token_dispatcher_type") == "alltoall":
+        return "a graph over moe_preprocess with alltoall and a capacity factor or router padding"
     if "moe" in inside and (dropless or c.off("moe_expert_capacity_factor")):
         return "a graph over moe needs drop and pad: capacity factor and moe_pad_expert_input_to_capacity"
+    return None
+
+
+def _graphed_dropout(c: Setup) -> str | None:
+    """Random numbers in what is recomputed inside a graph; the default of recompute_modules is core_attn."""
+    if not selective(c) or graph(c) == "none":
+        return None
+    repeated = set(c.items("recompute_modules")) if c.get("recompute_modules") is not None else {"core_attn"}
+    for key, module, covers in (("attention_dropout", "core_attn", "attn"), ("hidden_dropout", "mlp", "mlp"),
+                                ("hidden_dropout", "moe", "moe"), ("moe_input_jitter_eps", "moe", "moe")):  # fmt: skip
+        random = c.n(key) > 0 and (c.given(key) or c.framework == "megatron-lm")
+        if random and module in repeated and captures(c, covers):
+            return f"{key} {c.get(key)} with {module} recomputed inside a CUDA graph"
     return None
 
 
@@ -179,7 +198,7 @@ RECOMPUTATION = (
     rule("mlp-recompute-idle", "silent", "transformer", "mcore", RECOMPUTE,
          lambda c: selective(c) and "mlp" in c.items("recompute_modules") and c.n("experts") > 1
          and c.get("moe_layer_freq") in (1, None) and c.known("moe_layer_freq") and c.given("recompute_modules"),
-         "recomputing mlp does nothing: every layer has experts", "moe_act"),
+         "recomputing mlp does nothing: every layer has experts", "recompute moe_act instead"),
     rule("core-attn-recompute-fused", "slow", "transformer", "mcore", f"{RECOMPUTE} (-0.01 % memory, +3.9 % time)",
          lambda c: selective(c) and c.given("recompute_modules") and "core_attn" in c.items("recompute_modules")
          and c.get("transformer_impl") in (None, "transformer_engine"),
@@ -213,18 +232,20 @@ CUDA_GRAPHS = (
          "rerun_state_machine.check_for_nan_in_loss=false (--no-check-for-nan-in-loss-and-grad)"),
     rule("graph-modules-fit", "stop", "transformer", "mcore", TC, _moe_graph, "the graph's modules do not fit",
          "attn, moe_router and moe_preprocess for dropless experts"),
+    rule("graph-modules-known", "stop", "transformer", "mcore", TC,
+         lambda c: _unknown(c, "cuda_graph_modules", GRAPHED) or _unknown(c, "cuda_graph_scope", GRAPHED)
+         or _unknown(c, "cuda_graph_scope_deprecated", GRAPHED),
+         "a module of CUDA graphs is unknown", "attn, mlp, moe, moe_router, moe_preprocess, mamba; gated-delta layers "
+         "are captured under attn"),
     rule("graph-module-names", "silent", "transformer", "mcore", GRAPHS,
-         lambda c: "gdn" in modules(c) or "gated_delta_net" in modules(c) or (
-             "mamba" in modules(c) and c.get("experimental_attention_variant") == "gated_delta_net"),
-         "gated-delta layers are captured under attn, not {cuda_graph_modules}", "attn"),
+         lambda c: "mamba" in modules(c) and c.get("experimental_attention_variant") == "gated_delta_net",
+         "gated-delta layers are captured under attn, not {cuda_graph_modules}", "cuda_graph_modules attn"),
     rule("router-graph-without-moe-recompute", "stop", "transformer", "mcore", TC,
          lambda c: graph(c) == "transformer_engine" and "moe_router" in modules(c) and selective(c)
          and "moe" in c.items("recompute_modules"),
          "recomputing moe with a graph over moe_router", "moe_act instead of moe"),
-    rule("graph-without-dropout-recompute", "stop", "transformer", "mcore", TC,
-         lambda c: selective(c) and captures(c, "attn") and "core_attn" in c.items("recompute_modules")
-         and c.n("attention_dropout") > 0 and (c.given("attention_dropout") or c.framework == "megatron-lm"),
-         "attention dropout {attention_dropout} with graphed recomputation of attention", "dropout 0"),
+    rule("graph-without-dropout-recompute", "stop", "transformer", "mcore", TC, _graphed_dropout,
+         "dropout inside a graphed recomputation", "dropout 0, or recompute other modules"),
     rule("graph-without-layer-offload", "stop", "transformer", "mcore", TC,
          lambda c: c.on("cpu_offloading") and graph(c) in ("local", "transformer_engine"),
          "CPU offloading of layers with scoped CUDA graphs", "full_iteration, or no offloading"),
@@ -276,7 +297,7 @@ CONTEXT = (
          "the list cp_comm_type is not as long as the model has layers ({layers})", "one word for all layers"),
     rule("cp-a2a-heads", "stop", "transformer", "te", "TE:transformer_engine/pytorch/attention context_parallel.py",
          _a2a, "cp_comm_type a2a deals heads to CP {cp} ranks, which do not divide ({num_attention_heads} heads, "
-         "{num_query_groups} groups, TP {tp})", "p2p"),
+         "{num_query_groups} groups, TP {tp})", "cp_comm_type p2p"),
     rule("hybrid-cp-limits", "stop", "transformer", "megatron-lm", ARG,
          lambda c: c.on("hybrid_context_parallel") and (c.pp > 1 or c.on("ddp.use_megatron_fsdp")
                                                         or c.off("calculate_per_token_loss")),
@@ -287,8 +308,10 @@ NUMBERS = (
     rule("one-half-precision", "stop", "transformer", "mcore", f"{TC}; {ARG}",
          lambda c: (c.on("fp16") and c.on("bf16")) or (c.on("optimizer.fp16") and c.on("optimizer.bf16")),
          "bf16 and fp16 are both on", "keep one"),
-    rule("fp8-xor-fp4", "stop", "transformer", "mcore", f"{TC}; {ARG}", lambda c: c.on("fp8") and c.on("fp4"),
-         "fp8 {fp8} and fp4 {fp4} exclude each other", "keep one"),
+    rule("fp8-xor-fp4", "stop", "transformer", "mcore", f"{TC}; {ARG}",
+         lambda c: next((f"fp8 {c.get(f'{where}fp8')} and fp4 {c.get(f'{where}fp4')} exclude each other"
+                         for where in ("", "mixed_precision.") if c.on(f"{where}fp8") and c.on(f"{where}fp4")), None),
+         "fp8 and fp4 exclude each other", "keep one"),
     rule("fp8-params-need-fp8", "stop", "transformer", "mcore", TC,
          lambda c: (c.on("fp8_param") or c.on("ddp.fp8_param_gather")) and c.off("fp8")
          and c.framework == "megatron-lm",
@@ -300,7 +323,8 @@ NUMBERS = (
          lambda c: c.on("fp8") and c.on("first_last_layers_bf16") and c.get("fp8_recipe") == "delayed",
          "first and last layers in bf16 do not go with delayed scaling", "fp8_recipe=tensorwise"),
     rule("bf16-ends-fit-stage", "stop", "transformer", "mcore", TC, _bf16_ends,
-         "more bf16 layers at an end than a stage holds", "fewer layers in bf16"),
+         "more bf16 layers at an end than a stage holds",
+         "at most layers / PP in num_layers_at_start_in_bf16 and num_layers_at_end_in_bf16"),
     rule("fp32-residual-needs-half", "stop", "transformer", "megatron-lm", ARG,
          lambda c: c.on("fp32_residual_connection") and c.off("fp16") and c.off("bf16"),
          "fp32 residual connection without fp16 or bf16", "--bf16"),
@@ -344,7 +368,8 @@ OFFLOAD = (
     rule("layer-offload-below-layers", "stop", "transformer", "mcore", TC,
          lambda c: c.on("cpu_offloading") and (count := c.number("cpu_offloading_num_layers")) is not None
          and (count < 0 or count >= (c.number("layers") or 10**9)),
-         "{cpu_offloading_num_layers} layers to offload, the model has {layers}", "fewer"),
+         "{cpu_offloading_num_layers} layers to offload, the model has {layers}",
+         "0 to one layer less than the model has"),
     rule("fine-offload-xor-layer-offload", "stop", "transformer", "mcore", TC,
          lambda c: c.on("fine_grained_activation_offloading") and c.on("cpu_offloading"),
          "fine-grained offloading together with CPU offloading of layers", "keep one"),
