@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from advisor.search.dials import knob_words
+from advisor.search.dials import LISTS, knob_words
 from advisor.spec.plan import Candidate, Dial, ScalingPoint
 from advisor.units import gib
 
@@ -20,8 +20,8 @@ def candidate_row(candidate: Candidate) -> dict[str, Any]:
     layout, memory, step = candidate.layout, candidate.memory, candidate.step
     row: dict[str, Any] = {"rank": candidate.rank}
     row.update({name: getattr(layout, name) for name in LAYOUT_FIELDS})
-    row.update(knob_words(candidate.knobs))
-    row["recompute"] = "+".join(row["recompute"]) or "none"
+    words = knob_words(candidate.knobs)
+    row.update({name: "+".join(word) or "none" if name in LISTS else word for name, word in words.items()})
     row["peak_device_gib"] = gib(memory.peak_device_bytes)
     row["peak_allocated_gib"] = gib(memory.peak_allocated_bytes)
     row["headroom_gib"] = gib(memory.budget_bytes - memory.peak_device_bytes)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from advisor.cli.document import Bars, Block, Column, Facts, Line, Table
 from advisor.cli.figures import NONE, count, figure, percent
-from advisor.search.dials import knob_words
+from advisor.search.dials import knob_words, shown_word
 from advisor.search.request import Request
 from advisor.spec.hardware import Cluster
 from advisor.spec.layout import Knobs, Layout
@@ -97,7 +97,7 @@ def other_knobs(candidate: Candidate) -> str:
         if name in {"recompute", "dispatcher"} or value == usual[name]:
             continue
         plain = SHORT.get(name, name).replace("_", "-")
-        found.append(plain if value is True else f"no {plain}" if value is False else f"{plain} {value}")
+        found.append(plain if value is True else f"no {plain}" if value is False else f"{plain} {shown_word(value)}")
     if candidate.layout.tp > 1 and not candidate.layout.sp:
         found.append("no sp")
     return ", ".join(found)
