@@ -11,11 +11,21 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from advisor.trial.store import append_line
 
+OPERATION = b'{"op_code"'
+
 
 class WholeJournal(JournalFileBackend):
-    """The journal of a study; Optuna's own would read no further than a line that was cut off."""
+    """The journal of a study; Optuna's own would read no further than a line that was cut off.
+
+    Raises ValueError for a file that is something else, which a journal would overwrite.
+    """
 
     def __init__(self, path: Path) -> None:
+        if path.is_file():
+            with path.open("rb") as file:
+                first = file.read(len(OPERATION))
+            if not OPERATION.startswith(first):
+                raise ValueError("the file is no journal of a study")
         self.path, self.lock = path, JournalFileSymlinkLock(str(path))
         super().__init__(str(path), self.lock)
 

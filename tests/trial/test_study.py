@@ -281,6 +281,16 @@ def test_a_journal_lives_through_a_full_disk_and_a_line_cut_off(tmp_path, space,
     assert [trial.number for trial in finished(study)][: len(before)] == before
 
 
+@pytest.mark.parametrize("content", ['{"schema_version": 1}', "text\n" * 200])
+def test_a_file_that_is_no_study_is_left_as_it_is(tmp_path, pool, content):
+    for where in storages(tmp_path).values():
+        path = tmp_path / where.rpartition("/")[2]
+        path.write_text(content)
+        with pytest.raises(InputError, match="--storage"):
+            list(tune(open_study("x", where, pool, 0), Space(pool, DRIVE), 1, proportional))
+        assert path.read_text() == content
+
+
 def test_a_storage_that_cannot_be_opened_is_named(tmp_path, pool):
     (tmp_path / "study.db").mkdir()
     (tmp_path / "study.log").mkdir()
