@@ -168,6 +168,16 @@ def test_bf16_has_its_own_figures(measured):
     assert load_profile("h100").under(PRECISIONS["bf16"]) is load_profile("h100")
 
 
+def test_a_format_that_there_is_not_has_no_coefficient(cli, tmp_path, measured):
+    held = yaml.safe_load(measured.read_text(encoding="utf-8"))
+    fitted = held["profile"]["fitted"]
+    fitted["layer_gap_s.bf17"] = fitted.pop("layer_gap_s.bf16")
+    measured.write_text(yaml.safe_dump(held), encoding="utf-8")
+    ran = cli("estimate", "--model", str(write_model(tmp_path, "dense")), "--gpus", "2", "--system", str(measured))
+    assert ran.code == 2
+    assert "layer_gap_s.bf17" in ran.err
+
+
 def step_of(tmp_path, cli, bench, name, *more):
     path = tmp_path / f"{name}.yaml"
     path.write_text(yaml.safe_dump(host_system(bench, name, MEMORY_BYTES)), encoding="utf-8")
