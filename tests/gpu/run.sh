@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# One GPU, at most 8 minutes, no network, torch as found: kernel rates, and memory of real layers against the model.
-#   tests/gpu/run.sh [--out FILE.json] [--self-test]
+# One GPU, at most 8 minutes, no network, torch as found: kernel rates, memory of real layers against the model, and the
+# trial worker where megatron-core is installed. What was measured is in the report even if the rest fails.
+#   tests/gpu/run.sh [--out FILE.json] [--limit SECONDS] [--self-test]
 # --self-test is small and runs on a CPU: it checks the mechanics, not the rates.
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
