@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -95,6 +96,7 @@ def _read_back(files: tuple[str, ...], options: Mapping[str, Any]) -> int:
     from advisor.check.readback import compare, read_log
     from advisor.cli.pages.readback import readback_document
     from advisor.configure.chosen import read_plan
+    from advisor.export.subject import version_pair
 
     if files:
         raise InputError(f"{files[0]} beside --log", "check files and logs one after the other; a log more: --log LOG")
@@ -102,6 +104,10 @@ def _read_back(files: tuple[str, ...], options: Mapping[str, Any]) -> int:
         raise InputError("--format sarif is for FILE", "--format json or table")
     chosen = None if options["plan"] is None else read_plan(str(options["plan"]))
     observed = read_log([str(log) for log in options["logs"]])
+    if options["version"] is not None:
+        target = observed.framework or "bridge"
+        bridge, core = version_pair(target, options["version"])
+        observed = replace(observed, version=core if target == "megatron-lm" else bridge, version_place=None)
     found = None if chosen is None else compare(observed, chosen)
     render.show(readback_document(observed, found), render.Output(options["form"], None, options["quiet"], False))
     return EXIT_NEGATIVE if found is not None and found.outcome not in ("as planned", "not seen") else EXIT_OK

@@ -82,8 +82,8 @@ class Remark(Place):
 class Observed:
     """Everything a log said. `settings` are under the keys of a Bridge configuration (`model.x`, `ddp.y`, `train.z`).
 
-    `version` is that of Bridge (0.3, 0.6) or of megatron-core (0.16, 0.19) as far as the dump tells. `lines` counts
-    what was read, `problems` the logs that broke off.
+    `version` is that of Bridge (0.3, 0.6) or of megatron-core (0.16, 0.19) as far as the log tells, at `version_place`.
+    `lines` counts what was read, `problems` the logs that broke off.
     """
 
     framework: Framework | None
@@ -96,6 +96,7 @@ class Observed:
     files: tuple[str, ...]
     lines: int
     problems: tuple[str, ...] = field(default=())
+    version_place: Place | None = None
 
     def reading(self) -> Reading:
         """The settings in the form that readers of configuration files have."""

@@ -9,6 +9,7 @@ from typing import Any
 from advisor.check.readback.blocks import BlockReader, Launched, Scores, Summary, Yaml
 from advisor.check.readback.observed import Observed, Peak, Place, Remark, Seen
 from advisor.check.readback.rows import StepRows
+from advisor.check.readback.starts import Starts, Told
 from advisor.check.readback.steps import StepTimes
 from advisor.check.readback.values import fields_of, value_of
 from advisor.check.readback.wording import Wording, wordings
@@ -78,6 +79,7 @@ class _Gathered:
     def __init__(self) -> None:
         self.seen_any, self.lines, self.wants = False, 0, 0
         self._settings: dict[str, Seen] = {}
+        self._starts, self._told, self._stepped = Starts(), Told(), 0
         self._frameworks: list[str] = []
         self.times, self.short = StepTimes(), StepTimes()
         self._peaks: dict[int | None, Peak] = {}
@@ -119,6 +121,8 @@ class _Gathered:
         if head is not None:
             self._close()
             self._block = _BLOCKS[head.tells](line, (hit.tag.rank, hit.tag.local_rank))
+            if head.tells in ("summary", "yaml"):
+                self._dumped(head.tells, line)
         elif self._block is not None and not met and (hit.tag.rank, hit.tag.local_rank) == self._block.writer:
             self._block.take(hit.tag.rest, line)
         for kind, parts in met:
@@ -139,6 +143,8 @@ class _Gathered:
             return
         for key, value, place, how in block.found():
             self._hold(key, Seen(place.file, place.line, place.text, value, how))
+            if how in ("dump", "summary"):
+                self._told.field(key, place)
         if isinstance(block, Scores) and block.worst is not None:
             score, who, place = block.worst
             remark = Remark(place.file, place.line, f"worst GPU score {score:.2f}: {who}", "score")
@@ -153,12 +159,17 @@ class _Gathered:
             value = _filled(stated, parts)
             if value is not _MISSING:
                 self._hold(key, Seen(seen.file, seen.line, seen.text, value, "message", kind.dropped, seen.why))
+        self._told.sentence(kind, seen)
         handler = self._handlers.get(kind.tells)
         if handler is not None:
             handler(kind, parts, seen, hit)
 
     def _hold(self, key: str, seen: Seen) -> None:
         """A setting; where a later dump or default says the same, the line that said why, or said it at all, stays."""
+        if self._starts.changes(key, seen) and self.times.whole + self.short.whole > 0:
+            self.times.forget()
+            self.short.forget()
+            self._peaks.clear()
         before = self._settings.get(key)
         if before is not None and before.value == seen.value and (before.how == "message" or seen.how == "default"):
             return
@@ -166,9 +177,16 @@ class _Gathered:
 
     def _argument(self, _kind: Wording, parts: Mapping[str, str], seen: Seen, _hit: Hit) -> None:
         name = parts["name"]
+        self._dumped(name, seen)
+        self._told.argument(name, seen)
         if name in by_dest() or name in _DERIVED:
             key = _DERIVED.get(name) or key_of(name)
             self._hold(key, Seen(seen.file, seen.line, seen.text, value_of(parts["value"]), "dump"))
+
+    def _dumped(self, part: str, place: Place) -> None:
+        whole = self.times.whole + self.short.whole
+        if self._starts.dumped(part, place, whole > self._stepped, self._settings):
+            self._stepped = whole
 
     def _record(self, _kind: Wording, parts: Mapping[str, str], seen: Seen, _hit: Hit) -> None:
         """A record that was just read says nothing new; ranks and starts repeat it."""
@@ -214,25 +232,19 @@ class _Gathered:
                 len(self._peaks),
             )  # fmt: skip
         gpus = self._settings.pop("gpus", None)
-        remarks = sorted(self._remarks.values(), key=lambda one: (self._files.index(one.file), one.line))
+        version, told_by = self._told.version(framework)
+        restart = self._starts.remark()
+        told = (*self._remarks.values(), *((restart,) if restart is not None else ()))
+        remarks = sorted(told, key=lambda one: (self._files.index(one.file), one.line))
         return Observed(
-            framework, self._version(framework), self._settings, gpus, self.times.steps() or self.short.steps(), peak,
-            tuple(remarks), tuple(self._files), self.lines, tuple(self._problems),
+            framework, version, self._settings, gpus, self.times.steps() or self.short.steps(), peak,
+            tuple(remarks), tuple(self._files), self.lines, tuple(self._problems), told_by,
         )  # fmt: skip
 
     def _framework(self) -> Framework | None:
         if "bridge" in self._frameworks:
             return "bridge"
         return "megatron-lm" if "megatron-lm" in self._frameworks else None
-
-    def _version(self, framework: Framework | None) -> str | None:
-        """Version as far as names of fields tell: they drifted between the two that are known."""
-        dumped = {key for key, seen in self._settings.items() if seen.how in ("dump", "summary")}
-        if framework == "megatron-lm" and dumped:
-            return "0.19" if "model.cuda_graph_modules" in dumped else "0.16"
-        if framework == "bridge" and dumped:
-            return "0.6" if any(key.startswith("validation.") for key in dumped) else "0.3"
-        return None
 
 
 _MISSING = object()

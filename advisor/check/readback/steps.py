@@ -117,6 +117,17 @@ class StepTimes:
             self._starts[-1].extend(columns[0][part], columns[1][part], columns[2][part])
             self.enough = self.enough or len(self._starts[-1].seconds) > 1
 
+    @property
+    def whole(self) -> int:
+        """All reports so far."""
+        return self._whole
+
+    def forget(self) -> None:
+        """Leave out what was reported so far: it is of other settings."""
+        self._starts.clear()
+        self._fresh, self._place, self.enough = True, None, False
+        self._counts = dict.fromkeys(_COUNTS, 0)
+
     def count(self, counts: Mapping[str, int]) -> None:
         """Iterations that were skipped, or whose loss was no number."""
         for name, number in counts.items():
@@ -124,7 +135,7 @@ class StepTimes:
 
     def steps(self) -> Steps | None:
         """Median and spread of the steady reports; None where there is none."""
-        if self._place is None:
+        if self._place is None or not self._starts:
             return None
         seconds = np.concatenate([np.array(start.seconds[start.steady()]) for start in self._starts])
         tflops = np.concatenate([np.array(start.tflops[start.steady()]) for start in self._starts])

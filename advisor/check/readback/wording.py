@@ -44,7 +44,10 @@ class Wording:
 
 @dataclass(frozen=True, slots=True)
 class Wordings:
-    """All sentences, names of other programs by what they print, how far a measured peak may be off, what is shown."""
+    """All sentences, names of other programs by what they print, how far a measured peak may be off, what is shown.
+
+    `told` are arguments that only one release of megatron-core has, with that release.
+    """
 
     all: tuple[Wording, ...]
     others: tuple[tuple[str, str], ...]
@@ -52,6 +55,7 @@ class Wordings:
     memory_source: str
     shown: tuple[str, ...]
     gate: Gate
+    told: Mapping[str, str]
 
     def confirm(self, line: str, marks: tuple[int, ...]) -> tuple[int, ...]:
         """Those of `marks` whose words are in the line."""
@@ -85,8 +89,9 @@ def wordings() -> Wordings:
                  *((len(found) + index, text) for index, (_, text) in enumerate(others))]  # fmt: skip
         gate = Gate([(mark, shape_of(text.encode())) for mark, text in texts])
         return Wordings(
-            found, others, float(table["memory"]["share"]), str(table["memory"]["source"]), tuple(table["shown"]), gate
-        )
+            found, others, float(table["memory"]["share"]), str(table["memory"]["source"]), tuple(table["shown"]), gate,
+            {name: version for version, names in table["versions"]["arguments"].items() for name in names},
+        )  # fmt: skip
     except (KeyError, TypeError, ValueError, re.error, yaml.YAMLError) as problem:
         raise EnvironmentMissingError(f"presets/check/readback.yaml is malformed: {problem!r}") from problem
 

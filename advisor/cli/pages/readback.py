@@ -11,6 +11,7 @@ from advisor.check.readback.values import plain
 from advisor.check.readback.wording import wordings
 from advisor.cli.document import Block, Column, Document, Facts, Line, Style, Table
 from advisor.cli.figures import NONE, count, figure
+from advisor.export.subject import versions
 from advisor.logs.text import shown
 from advisor.units import gib
 
@@ -34,12 +35,15 @@ MEASURES = (
 def readback_document(observed: Observed, found: ReadBack | None) -> Document:
     """A log beside a plan, or, without one, what the log says."""
     rows = found.rows if found is not None else tuple(_alone(observed))
+    version, source = version_of(observed)
     record: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "outcome": found.outcome if found is not None else None,
         "plan": found.plan if found is not None else None,
         "framework": observed.framework,
-        "version": observed.version,
+        "version": version,
+        "version_source": source,
+        "version_line": observed.version_place.words if source == "log" and observed.version_place else None,
         "logs": list(observed.files),
         "lines": observed.lines,
         "settings": [_setting(row, found is not None) for row in rows],
@@ -50,6 +54,15 @@ def readback_document(observed: Observed, found: ReadBack | None) -> Document:
     }
     blocks = tuple(_blocks(observed, found, rows))
     return Document(blocks, record, record["settings"], tuple(_hints(observed, found)))
+
+
+def version_of(observed: Observed) -> tuple[str | None, str | None]:
+    """The release whose names are compared, and who says so: the log, an option, or nobody (the newest is assumed)."""
+    if observed.version is not None:
+        return observed.version, "option" if observed.version_place is None else "log"
+    if observed.framework is None:
+        return None, None
+    return versions(observed.framework)[-1], "assumed"
 
 
 def _alone(observed: Observed) -> Iterator[Row]:
@@ -113,8 +126,13 @@ def _blocks(observed: Observed, found: ReadBack | None, rows: Sequence[Row]) -> 
         words, style = SAYS[found.outcome]
         yield Line(f"{found.outcome}: {words}", style)
     framework = observed.framework or "no framework named"
-    version = f" {observed.version}" if observed.version else ""
-    yield Line(f"read as {framework}{version}: {_names(observed.files)}, {count(observed.lines)} lines", "dim")
+    version, source = version_of(observed)
+    yield Line(
+        f"read as {framework}{f' {version}' if version else ''}: {_names(observed.files)}, "
+        f"{count(observed.lines)} lines", "dim",
+    )  # fmt: skip
+    if source == "assumed":
+        yield Line(f"version {version} is assumed: no line of the log tells it; --target-version X states it", "plain")
     yield from (Line(f"broke off: {problem}", "bad") for problem in observed.problems)
     if found is None:
         yield Facts("measured", tuple(_facts(observed)))
