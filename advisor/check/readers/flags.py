@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Protocol
@@ -18,6 +18,18 @@ from advisor.spec.load.megatron import arguments as megatron
 _TYPO = 0.88
 """How alike an unknown name must be to a known one to be called a typing error."""
 _WORD = re.compile(r"^(tp|pp|vpp|vp|cp|ep|etp|dp|edp|mbs|gbs|gpus|sp)[=: ]?(\d+)$", re.IGNORECASE)
+_COUNTS = frozenset({
+    "gpus", "nodes", "gpus_per_node", "layout.dp", "layout.edp", "train.micro_batch_size", "train.global_batch_size",
+    *(f"model.{name}" for name in (
+        "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
+        "context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size", "seq_length",
+        "num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "num_moe_experts", "moe_router_topk",
+    )),
+})  # fmt: skip
+"""Settings that are counted."""
+_LONGEST_PAIRS = 10_000
+_REMARK = re.compile(r"#.*$", re.MULTILINE)
+_PAIR = re.compile(r"(?<![\w.$-])([A-Za-z][\w-]*)\s*[=:]\s*(\[[^\]\n]*\]|\"[^\"\n]*\"|'[^'\n]*'|[^\s,;=]+(?=[\s,;]|$))")
 
 
 class Where(Protocol):
@@ -34,7 +46,8 @@ def tables() -> Mapping[str, Mapping[str, Any]]:
     for name in ("layout_flags.yaml", "megatron_names.yaml"):
         found |= yaml.safe_load(data.require("presets", f"check/{name}").read_text(encoding="utf-8"))
     names = {field: f"{section}.{field}" for section, fields in found["sections"].items() for field in fields}
-    return {"layout": found["layout"], "bridge": found["bridge"], "names": names | found["renamed"]}
+    layout = found["layout"] | {word: found["layout"][name] for word, name in found["aliases"].items()}
+    return {"layout": layout, "bridge": found["bridge"], "names": names | found["renamed"]}
 
 
 def key_of(dest: str) -> str:
@@ -48,8 +61,7 @@ def read(reading: Reading, words: Sequence[str], lines: Where, *, bridge: bool) 
     words = _split(words)
     names = [word[2:].partition("=")[0].replace("_", "-") for word in words if word.startswith("--") and word != "--"]
     layout, scripts = tables()["layout"], tables()["bridge"]
-    megatron_only = [name for name in names if name in megatron.flags() and name not in layout]
-    if bridge or (names and not megatron_only and all(name in layout or name in scripts for name in names)):
+    if bridge or _are_layout(names, {*layout, *scripts}):
         known = {**layout, **scripts} if bridge else {**scripts, **layout}
         _simple(reading, words, lines, known)
         bare = not bridge and not any(name in ("mode", "recipe") for name in names)
@@ -64,22 +76,40 @@ def read(reading: Reading, words: Sequence[str], lines: Where, *, bridge: bool) 
         _megatron(reading, words, lines, layout)
 
 
+def _are_layout(names: Sequence[str], known: Collection[str]) -> bool:
+    """Whether flags are bare layout flags: most are known here, and Megatron-LM has not all of them.
+
+    A flag that only Megatron-LM has says the opposite.
+    """
+    plain = [name if name in known else name.removeprefix("no-") for name in names]
+    theirs = megatron.flags()
+    if not names or any(name in theirs and one not in known for name, one in zip(names, plain, strict=True)):
+        return False
+    own = sum(one in known and name not in theirs for name, one in zip(names, plain, strict=True))
+    return own > 0 and 2 * sum(one in known for one in plain) > len(names)
+
+
+def pairs(text: str) -> list[str]:
+    """`tp=4, pp=2` or `TP: 4` as flags, where sizes of a layout are among nothing but such pairs; else []."""
+    if len(text) > _LONGEST_PAIRS:
+        return []
+    body = _REMARK.sub("", text)
+    found = [(name.lower().replace("_", "-"), value.strip("'\"")) for name, value in _PAIR.findall(body)]
+    if _PAIR.sub("", body).strip(" \t\n,;") or not all(name in tables()["layout"] for name, _ in found):
+        return []
+    sized = any(_WORD.match(f"{name}1") for name, _ in found)
+    return [word for name, value in found for word in (f"--{name}", value)] if sized else []
+
+
 def is_size(word: str) -> bool:
     """Whether a word is a size by itself: TP4, pp=2."""
     return _WORD.match(word) is not None
 
 
-def sizes(variables: Mapping[str, Sequence[str]]) -> list[str]:
-    """`tp=4 pp=2` as flags, where a shell would see variables; [] if other variables are among them."""
-    names = [name.lower().replace("_", "-") for name in variables]
-    if not names or not all(name in tables()["layout"] for name in names) or any(name.isupper() for name in variables):
-        return []
-    return [word for name, values in zip(names, variables.values(), strict=True) for word in (f"--{name}", *values)]
-
-
 def _split(words: Sequence[str]) -> list[str]:
-    """`TP4 pp=2` and `-tp 4` as `--tp 4 --pp 2 --tp 4`."""
+    """`TP4 pp=2`, `-tp 4` and `--tp 4,` as `--tp 4 --pp 2 --tp 4 --tp 4`."""
     out: list[str] = []
+    words = [word[:-1] if re.fullmatch(r"(?:--?)?[\w.=-]+,", word) else word for word in words]
     for at, word in enumerate(words):
         short = _WORD.match(word)
         if short and (at == 0 or not words[at - 1].startswith("-")):
@@ -101,13 +131,28 @@ def _simple(reading: Reading, words: Sequence[str], lines: Where, known: Mapping
         name, equals, raw = word[2:].partition("=")
         if not equals and at < len(words) and not words[at].startswith("--"):
             raw, at = words[at], at + 1
-        line = lines.of(f"--{name}") or lines.of(name)
+        forms = (f"--{name}", f"-{name}", name, name.upper(), name.replace("-", "_"))
+        line = next((at for at in map(lines.of, forms) if at), 0)
         name = name.replace("_", "-")
         key = known.get(name)
-        if name not in known:
+        off = name not in known and name.startswith("no-") and name[3:] in known
+        if off:
+            key = known.get(name[3:])
+            raw = raw or "false"
+        if name not in known and not off:
             _unknown(reading, name, list(known), line, "info")
         elif key is not None and "$" not in raw:
-            _place(reading, key, scalar(raw) if raw else True, line)
+            value = scalar(raw) if raw else True
+            if key in _COUNTS and value not in (None, "none") and not _is_count(key, value):
+                said = f"is {raw[:40]!r}" if raw else "has no value"
+                reading.note("argument-value", "stop", f"--{name} {said}: a whole number from 1 is needed", "", line)
+            else:
+                _place(reading, key, None if key in _COUNTS and value == "none" else value, line)
+
+
+def _is_count(key: str, value: Any) -> bool:
+    """Whether a value is a whole number; sizes below 1 have a rule of their own, counts of GPUs and nodes have none."""
+    return type(value) is int and (value > 0 or key.startswith(("model.", "train.", "layout.")))
 
 
 def _place(reading: Reading, key: str, value: Any, line: int) -> None:

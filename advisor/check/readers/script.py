@@ -42,6 +42,10 @@ def read_script_text(path: str, text: str) -> Reading:
     sbatch = bool(re.search(r"^#SBATCH\b", text, re.MULTILINE))
     reading = Reading(path, "sbatch" if sbatch else "shell")
     lines = Lines(text)
+    sizes = [] if sbatch else flags.pairs(text)
+    if sizes:
+        flags.read(reading, sizes, lines, bridge=False)
+        return reading
     script = read_script(re.sub(r"\[([^\]\s]*),\s+", r"[\1,", text))
     _environment(reading, script, lines)
     launch.directives(reading, text)
@@ -52,8 +56,6 @@ def read_script_text(path: str, text: str) -> Reading:
         words = training.words
     else:
         words = [word for command in script.commands if _settings(command) for word in command]
-        if not words:
-            words = flags.sizes(script.variables)
         if not words and not sbatch:
             words = [word for values in script.variables.values() for word in _listed(values)]
         words += [f"{name}={' '.join(values)}" for name, values in script.variables.items() if name in SECTIONS]

@@ -256,11 +256,13 @@ def _field_edits(subject: Subject, request: Request, choice: Choice) -> Iterator
         changed = [key for key in changed if not key.startswith("mixed_precision")]
         before = {key: value for key, value in before.items() if not key.startswith("mixed_precision.")}
         yield from _whole_precision(subject, precision_object(_export(subject, request, choice)))
-    elif touched and _named_precision(subject):
-        # Fields need the object: the name is replaced by it.
+    elif fields and (touched or "mixed_precision" in changed) and _named_precision(subject):
+        # Fields need the object: the name is replaced by it, and brings its own values of all fields.
         name = after["mixed_precision"]
         after["mixed_precision"] = Code(f'{NAMED_PRECISION}("{name}")', str(name))
-        changed = ["mixed_precision", *(key for key in changed if key != "mixed_precision")]
+        others = [key for key in changed if not key.startswith("mixed_precision")]
+        changed = ["mixed_precision", *(key for key in after if key.startswith("mixed_precision.")), *others]
+        before = {key: value for key, value in before.items() if not key.startswith("mixed_precision.")}
     for key in changed:
         yield Edit(key, after[key], (hydra(after[key]),), _where(subject, key))
     for key, old in before.items():
@@ -318,8 +320,6 @@ def _layout_edits(subject: Subject, request: Request, choice: Choice) -> Iterato
     values["precision"] = (subject.request.workload.precision.name, request.workload.precision.name)
     for name in ("optimizer", "routing", "capacity_factor", "fp8_params"):
         values[name] = (getattr(subject.request.workload, name), getattr(request.workload, name))
-    for name in UNSAID:
-        values.pop(name)
     for name, (before, after) in values.items():
         if before != after:
             word = ",".join(after) or "none" if isinstance(after, list) else str(after).lower()
@@ -327,7 +327,5 @@ def _layout_edits(subject: Subject, request: Request, choice: Choice) -> Iterato
             yield Edit(name.replace("_", "-"), after, (word,), _where(subject, key))
 
 
-UNSAID = ("overlap_grad_reduce", "overlap_param_gather", "distributed_optimizer")
-"""Knobs that layout flags have no word for: theirs are flags of Megatron-LM."""
 KEYS = {name: SHORT[name] for name in (*SIZES, "sp", "gbs")}
 """The setting that holds each of our sizes."""

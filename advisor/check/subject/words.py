@@ -10,7 +10,11 @@ from advisor.search.sources import Setting
 
 RENAMED = {"recompute_granularity": "recompute", "recompute_module": "recompute", "flex_backend": "dispatcher"}
 """Flags of the vendor's tables whose value is one of our settings under another name."""
-NAMES = ("precision", "task", "optimizer", "routing", "capacity_factor", "fp8_params", *KNOB_DIALS)
+NAMES = (
+    "precision", "task", "optimizer", "routing", "capacity_factor", "fp8_params", "bucket_size", "mtp_depth",
+    "attention_impl", "vocab_size", "vocab_divisor", "rank_order", "usable_gib", "headroom", "used_per_domain",
+    "oversubscription", "router_skew", *KNOB_DIALS,
+)  # fmt: skip
 SIZES = {**{name: name for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "sp", "mbs", "gbs")}, "seq_len": "seq"}
 
 
