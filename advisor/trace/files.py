@@ -69,7 +69,7 @@ def read(path: Path) -> list[Trace]:
     except OSError as problem:
         raise InputError(f"{path}: {problem.strerror}") from problem
     if not first:
-        raise InputError(f"{path}: the file is empty", FORMS)
+        raise NoTraceError(f"{path}: the file is empty", FORMS)
     if first == MAGIC:
         return read_nsys(path)
     try:

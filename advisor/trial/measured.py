@@ -14,6 +14,7 @@ from advisor.errors import AdvisorError, InputError
 from advisor.fit.runs import Run
 from advisor.spec.hardware import Gpu
 from advisor.trial.job import Drive
+from advisor.trial.record import problem_of
 from advisor.trial.store import LINES, Store
 from advisor.trial.trials import Trial, make_trial
 
@@ -90,10 +91,12 @@ def _of_one_host(records: Sequence[Mapping[str, Any]], left: list[Left]) -> list
     """Measured records of the host with most of them, of the one that measured last where two have as many."""
     hosts: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for record in records:
-        name = str(record.get("name", "a line"))
-        if not isinstance(record.get("measured"), Mapping):
-            failure = record.get("failure") or {}
-            left.append(Left(name, f"{record.get('outcome', 'no outcome')}: {failure.get('message', 'not measured')}"))
+        name = str(record.get("name", "a line"))[:80]
+        if problem := problem_of(record):
+            left.append(Left(name, problem))
+        elif record["measured"] is None:
+            failure = record["failure"] or {}
+            left.append(Left(name, f"{record['outcome']}: {failure.get('message', 'not measured')}"))
         elif not fingerprint(record):
             left.append(Left(name, "it does not say on which host it was measured"))
         else:
@@ -140,7 +143,7 @@ def _timed(found: Sequence[tuple[Trial, Mapping[str, Any]]]) -> Timed:
     request, candidate = trial.run_request, trial.run_candidate
     steps = [float(one["measured"]["step_s"]) for _, one in found]
     median = statistics.median(steps)
-    inside = statistics.median(float(one["measured"]["spread"] or 0.0) for _, one in found)
+    inside = statistics.median(float(one["measured"].get("spread") or 0.0) for _, one in found)
     between = (max(steps) - min(steps)) / 2 / median
     run = Run(
         id=str(record["name"]), group=GROUP, model_name=str(request.settings["model"].value), model=request.model,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from advisor.errors import InputError
@@ -17,6 +19,25 @@ from advisor.trial.processes import Ended
 from advisor.trial.trials import Trial
 
 SCHEMA_VERSION = 1
+FIELDS: Mapping[str, tuple[type, ...]] = {
+    "name": (str,), "key": (str,), "outcome": (str,), "device": (str,), "folder": (str,), "request": (Mapping,),
+    "candidate": (Mapping,), "predicted": (Mapping,), "measured": (Mapping, NoneType), "failure": (Mapping, NoneType),
+    "proxy": (Mapping, NoneType), "environment": (Mapping, NoneType),
+}  # fmt: skip
+
+
+def problem_of(record: Mapping[str, Any]) -> str:
+    """Why a record that was read from a file cannot be used: another version, a field of another kind; else nothing."""
+    if record.get("schema_version") != SCHEMA_VERSION:
+        return f"of schema version {str(record.get('schema_version'))[:20]}, this version reads {SCHEMA_VERSION}"
+    for name, kinds in FIELDS.items():
+        if not isinstance(record.get(name), kinds):
+            return f"{name} is {str(record.get(name))[:40]!r}"
+    step_s = 1.0 if record["measured"] is None else record["measured"].get("step_s")
+    layers = 1 if record["proxy"] is None else record["proxy"].get("layers")
+    if isinstance(step_s, bool) or not isinstance(step_s, int | float) or not 0 < step_s < math.inf:
+        return f"measured.step_s is {str(step_s)[:40]!r}"
+    return "" if isinstance(layers, int) else f"proxy.layers is {str(layers)[:40]!r}"
 
 
 def make_record(trial: Trial, outcome: Outcome, folder: Path, ended: Ended) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from advisor.trial.local import Local
 from advisor.trial.outcome import CUT_FROM_OUTSIDE, outcome_of
 from advisor.trial.processes import Ended, Limits
 from advisor.trial.progress import Progress
-from advisor.trial.record import SCHEMA_VERSION, make_record
+from advisor.trial.record import make_record, problem_of
 from advisor.trial.store import Store, kept_in
 from advisor.trial.trials import Trial
 
@@ -84,7 +84,7 @@ def _finished(store: Store) -> dict[str, dict[str, Any]]:
     return {
         key: record
         for key, record in store.newest().items()
-        if record.get("schema_version") == SCHEMA_VERSION and record.get("outcome") not in CUT_FROM_OUTSIDE
+        if not problem_of(record) and record["outcome"] not in CUT_FROM_OUTSIDE
     }
 
 

@@ -141,7 +141,7 @@ def _storage(optuna: Any, storage: str | None) -> Any:
     if storage is None:
         return None
     path = Path(storage.removeprefix("journal:").removeprefix("sqlite:///"))
-    if not path.name:
+    if path.name in {"", ":memory:"}:
         raise ValueError("it names no file")
     if not path.parent.is_dir():
         raise OSError(f"the folder {path.parent} does not exist")

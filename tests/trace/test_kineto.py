@@ -237,6 +237,14 @@ def test_a_gzip_file_that_breaks_off_gives_what_it_holds(tmp_path):
     assert any("ends within" in text for text in trace.findings)
 
 
+def test_an_empty_file_in_a_folder_is_left_out_and_said(tmp_path):
+    write(tmp_path / "rank-0.json", [kernel(0, 5)])
+    (tmp_path / "rank-1.json").write_bytes(b"")
+    analysis = analyse([tmp_path])
+    assert [rank.rank for rank in analysis.ranks] == [0]
+    assert any("rank-1.json: the file is empty: left out" in text for text in analysis.findings)
+
+
 def test_folders(tmp_path):
     with pytest.raises(InputError, match="no traces in this folder"):
         analyse([tmp_path])

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from advisor.errors import InputError
+from advisor.trial.measured import read_measured
+from advisor.trial.record import problem_of
 from advisor.trial.store import LINES, Store
 
 ROOT = Path(__file__).parents[2]
@@ -109,3 +111,31 @@ def test_a_folder_that_cannot_be_made_is_an_input_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file"):
         Store(tmp_path / "file" / "trials")
+
+
+GOOD = {
+    "schema_version": 1, "name": "tp2-mbs1", "key": "0" * 64, "outcome": "measured", "device": "cpu", "folder": "x",
+    "request": {}, "candidate": {}, "predicted": {}, "measured": {"step_s": 0.5}, "failure": None, "proxy": None,
+    "environment": {"torch": "2.13"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"schema_version": 2}, "of schema version 2, this version reads 1"),
+        ({"name": None}, "name is 'None'"),
+        ({"environment": "host"}, "environment is 'host'"),
+        ({"measured": {"step_s": -1.0}}, "measured.step_s is '-1.0'"),
+        ({"measured": {"step_s": float("inf")}}, "measured.step_s is 'inf'"),
+        ({"measured": {}}, "measured.step_s is 'None'"),
+        ({"proxy": {}}, "proxy.layers is 'None'"),
+    ],
+)
+def test_a_record_that_cannot_be_used_is_left_out_with_the_reason(tmp_path, change, problem):
+    assert problem_of(GOOD) == ""
+    assert problem_of({**GOOD, **change}) == problem
+    (tmp_path / LINES).write_text(json.dumps({**GOOD, **change}) + "\n")
+    with pytest.raises(InputError, match=r"no record in .* can be used: .*") as raised:
+        read_measured(tmp_path)
+    assert problem in raised.value.message
