@@ -23,8 +23,9 @@ OPTIONS = (
 COLUMNS = """Columns of RUNS.csv: model, system, gpus, precision, seq_len, gbs, tp and pp are needed, and one of step_s,
 tokens_per_s_per_gpu, tflops_per_gpu or mfu_pct with mfu_peak_tflops, or oom = yes. May be empty or missing: id, group,
 num_layers, mbs, sp, vpp, cp, ep, etp, fsdp, attention_impl, norm_impl, recompute (modules joined by +, full, none),
-dispatcher, ep_overlap, delay_wgrad, tp_overlap, cuda_graph, grad_dtype, optimizer_dtype, pipeline_layout, mtp_layers,
-routing, capacity_factor, software, peak_allocated_gib, flag ("exclude: reason" and "check: reason" are not scored)."""
+offload_layers, offload_modules (joined by +), dispatcher, ep_overlap, delay_wgrad, tp_overlap, cuda_graph, grad_dtype,
+optimizer_dtype, pipeline_layout, mtp_layers, routing, capacity_factor, software, peak_allocated_gib, flag
+("exclude: reason" and "check: reason" are not scored)."""
 
 
 @click.command("validate", cls=SectionCommand, epilog=COLUMNS)

@@ -17,6 +17,7 @@ from unittest.mock import MagicMock, patch
 
 import pytest
 
+from advisor.configure.environment import variables
 from advisor.configure.job import Job, capability_major
 from advisor.configure.overlap import Overlap
 from advisor.configure.resolved import Field
@@ -68,10 +69,11 @@ def product_name(job: Job) -> str:
 
 @contextlib.contextmanager
 def on_gpus(job: Job) -> Iterator[None]:
-    """As many ranks and the GPU that `job` runs on, as far as Bridge asks."""
+    """As many ranks, the GPU and the exported environment that `job` runs with, as far as Bridge asks."""
+    asked = {one.name: one.value for one in variables(job) if one.name == "NVTE_CPU_OFFLOAD_V1"}
     seen = SimpleNamespace(major=capability_major(job.gpu), minor=0, name=product_name(job))
     with (
-        patch.dict(os.environ, {"WORLD_SIZE": str(job.cluster.gpus), "RANK": "0"}),
+        patch.dict(os.environ, {"WORLD_SIZE": str(job.cluster.gpus), "RANK": "0", **asked}),
         patch("torch.cuda.get_device_properties", lambda *_: seen),
         # Bridge 0.6 accepts every backend where it sees no device.
         patch("torch.cuda.is_available", lambda: VERSION == "0.6"),
