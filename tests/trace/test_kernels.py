@@ -12,6 +12,9 @@ NAMES = {
     "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)": ("nccl", None),
     "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)": ("nccl", None),
     "ncclSymkDevKernel_AllGather_LL(ncclSymkDevWorkArgs4K)": ("nccl", None),
+    "ncclSymDevKernel_ReduceScatter_LD_sum_bf16(ncclSymDevArgs)": ("nccl", None),
+    "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)": ("nccl", None),
+    "void deep_ep::internode_ll::dispatch<true, false, 7168>(...)": ("deepep", "ep"),
     "void deep_ep::internode::dispatch<false, 8, false, 8192>(int4*, float*)": ("deepep", "ep"),
     "void deep_ep::intranode::combine<__nv_bfloat16, 8, 768>(...)": ("deepep", "ep"),
     "void hybrid_ep::dispatch_kernel<...>(hybrid_ep::dispatch_kernel_param_t)": ("hybridep", "ep"),
@@ -19,7 +22,14 @@ NAMES = {
     "kuserbuffers_pushrecv(int, int, int*, int*, int)": ("userbuffers", "tp"),
     "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64, 64, 4>>(Flash_fwd_params)": ("attention", None),
     "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_7_64x128": ("attention", None),
+    "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnBwdSm90<...>>>(...)": ("attention", None),
+    "kernel_cutlass_kernel_flash_attncuteflash_fwd_sm100FlashAttentionForwardSm100_object_at_": ("attention", None),
+    "cudnn_generated_fort_native_sdpa_sm100_flash_fprop_f16_knob_8_128x128x128": ("attention", None),
     "nvjet_tst_256x128_64x4_2x1_v_bz_coopA_TNT": ("gemm", None),
+    "nvjet_sm100_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT": ("gemm", None),
+    "cutlass3x_sm100_tensorop_s256x256x16gemm_bf16_bf16_f32_bf16_bf16_256x256x64": ("gemm", None),
+    "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>(...)": ("gemm", None),
+    "triton_poi_fused_add_silu_0": ("fused", None),
     "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x3_tn": ("gemm", None),
     "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cutlass::gemm::GroupProblemShape<...>>>": (
         "grouped_gemm",
@@ -59,6 +69,8 @@ def test_copies_go_by_category_and_peer_copies_are_communication():
         ("EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", "ep"), ("TENSOR_AND_CONTEXT_PARALLEL_GROUP", "tp"),
         ("EMBEDDING_GROUP", "pp"), ("MODEL_PARALLEL_GROUP", "other"), ("default_pg", "world"), ("mesh_tp", "tp"),
         ("EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP", "other"), ("mesh_dp_shard", "dp"), ("undefined", None),
+        ("mesh_dp_cp", "dp"), ("mesh_dp_shard_cp", "dp"), ("mesh_cp", "cp"), ("mesh_dp_shard_mod_ep", "edp"),
+        ("DATA_PARALLEL_GROUP_WITH_CP_AG", "dp"), ("EXPERT_DATA_PARALLEL_GROUP_AG", "edp"),
     ],
 )  # fmt: skip
 def test_kind_of_a_group(description, kind):
