@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,12 +16,17 @@ from advisor.trial.processes import Ended
 from advisor.trial.progress import Progress, lines_of
 
 Kind = Literal[
-    "measured", "oom", "nan", "hang", "crash", "queue timeout", "start-up timeout", "total timeout",
-    "time limit", "preempted", "node failure", "cancelled",
+    "measured", "oom", "nan", "hang", "collective timeout", "crash", "queue timeout", "start-up timeout",
+    "total timeout", "time limit", "preempted", "node failure", "cancelled",
 ]  # fmt: skip
 
 MOST_LINES = 12
 LEAST_STEPS = 3
+# How torch says that a collective was not joined in time: the watchdog of NCCL, and gloo.
+NOT_JOINED = re.compile(
+    r"aught collective operation timeout.*OpType=(?P<op>\w+)|NCCL operations have failed or timed out"
+    r"|gloo\S* Timed out waiting \d+ms"
+)
 OF_MEMORY = {"cuda_oom", "cuda_oom_fragmentation", "host_oom"}
 # States of Slurm in which a job was ended from outside, and what to do.
 ENDED_BY: Mapping[str, tuple[Kind, str]] = {
@@ -80,7 +86,7 @@ def outcome_of(ended: Ended, folder: Path, world: int) -> Outcome:
         return Outcome("measured", None, ranks)
     if by is not None or ended.ending != "ended":
         return _overrun(ended, by, fix, folder, ranks)
-    return _crash(ended, folder, ranks)
+    return _crash(ended, folder, ranks, world)
 
 
 def _overrun(ended: Ended, by: Kind | None, fix: str, folder: Path, ranks: tuple[Mapping[str, Any], ...]) -> Outcome:
@@ -97,7 +103,7 @@ def _overrun(ended: Ended, by: Kind | None, fix: str, folder: Path, ranks: tuple
     return Outcome(kind, Failure(kind, rank, None, words, _tail(folder, rank or 0), fix), ranks)
 
 
-def _crash(ended: Ended, folder: Path, ranks: tuple[Mapping[str, Any], ...]) -> Outcome:
+def _crash(ended: Ended, folder: Path, ranks: tuple[Mapping[str, Any], ...], world: int) -> Outcome:
     found = _diagnosis(folder)
     told = [rank for rank in ranks if rank["outcome"] == "crash"]
     rank = found.first_failing_rank if found is not None else None
@@ -107,9 +113,38 @@ def _crash(ended: Ended, folder: Path, ranks: tuple[Mapping[str, Any], ...]) -> 
         lines = tuple(line.text for line in found.evidence)[:MOST_LINES]
         failure = Failure(found.cause_id, rank, found.exit_code, f"{found.title}: {found.reason}", lines, found.fix)
         return Outcome("oom" if found.cause_id in OF_MEMORY else "crash", failure, ranks)
+    waited = _not_joined(folder)
+    if waited:
+        return Outcome("collective timeout", _missing(waited, world, folder), ranks)
     words = next((str(one["message"]) for one in told if one["rank"] == rank), "a rank ended")
     code = found.exit_code if found is not None and found.exit_code is not None else ended.exit_code
     return Outcome("crash", Failure("crash", rank, code, words, _tail(folder, rank or 0)), ranks)
+
+
+def _not_joined(folder: Path) -> dict[int, str]:
+    """The line with which a rank says that others have not come to a collective in time, by rank."""
+    found: dict[int, str] = {}
+    for path in sorted(folder.glob("logs/*/attempt_0/*/stderr.log")):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        line = next((line for line in lines if NOT_JOINED.search(line)), None)
+        if line is not None and path.parent.name.isdigit():
+            found[int(path.parent.name)] = line
+    return found
+
+
+def _missing(waited: Mapping[int, str], world: int, folder: Path) -> Failure:
+    """Names the rank that did not come: the only one that did not wait, or the one that has come least far."""
+    progress = Progress(folder)
+    progress.read()
+    absent = [rank for rank in range(world) if rank not in waited]
+    rank = absent[0] if len(absent) == 1 else progress.laggard
+    who, line = next(iter(waited.items()))
+    said = NOT_JOINED.search(line)
+    what = said["op"] if said is not None and said["op"] else "a collective"
+    missing = "which others did not join in time" if rank is None else f"which rank {rank} did not join in time"
+    excerpt = (line, *(() if rank is None else _own_lines(folder, rank)))[:MOST_LINES]
+    words = f"rank {who} waited for {what}, {missing}"
+    return Failure("collective_timeout", rank, None, words, excerpt, "look for a hang or slow work on the rank missed")
 
 
 def _diagnosis(folder: Path) -> Diagnosis | None:
@@ -127,11 +162,17 @@ def _ranks(folder: Path) -> list[Mapping[str, Any]]:
 
 def _tail(folder: Path, rank: int) -> tuple[str, ...]:
     """The last lines that a rank wrote to its stderr, those of what started it where it wrote none."""
-    for path in (*sorted(folder.glob(f"logs/*/attempt_0/{rank}/stderr.log")), folder / "stderr"):
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-        if lines:
-            return tuple(lines[-MOST_LINES:])
-    return ()
+    return _own_lines(folder, rank) or _last_lines(folder / "stderr")
+
+
+def _own_lines(folder: Path, rank: int) -> tuple[str, ...]:
+    paths = sorted(folder.glob(f"logs/*/attempt_0/{rank}/stderr.log"))
+    return next((lines for lines in map(_last_lines, paths) if lines), ())
+
+
+def _last_lines(path: Path) -> tuple[str, ...]:
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    return tuple(lines[-MOST_LINES:])
 
 
 def steady_steps(folder: Path) -> dict[int, list[dict[str, Any]]]:

@@ -92,6 +92,36 @@ def test_out_of_memory_is_found_in_the_log_of_a_rank_that_told_nothing(folder):
     assert found.failure.fix
 
 
+WATCHDOG = (
+    "[rank0]:[E1129 17:00:00.0 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout:"
+    " WorkNCCL(SeqNum=37, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran for 600031 milliseconds"
+    " before timing out.\n"
+)
+GLOO = (
+    "[rank0]: RuntimeError: [third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for"
+    " recv operation to complete\n"
+)
+
+
+@pytest.mark.parametrize(("line", "what"), [(WATCHDOG, "ALLREDUCE"), (GLOO, "a collective")], ids=["nccl", "gloo"])
+def test_a_collective_that_a_rank_did_not_join_names_it(folder, line, what):
+    left(folder, 0, "unfinished", [0.1], stderr=line)
+    left(folder, 1, "unfinished", [0.1], stderr="last words of rank 1\n")
+    (folder / "stderr").write_text(
+        TORCHRUN.replace("rank      : 1", "rank      : 0").replace("code  : 1", "code  : -6")
+    )
+    found = outcome_of(Ended("ended", 1, 700.0), folder, 2)
+    assert (found.kind, found.failure.rank) == ("collective timeout", 1)
+    assert found.failure.message == f"rank 0 waited for {what}, which rank 1 did not join in time"
+    assert found.failure.excerpt == (line.strip(), "last words of rank 1")
+
+
+def test_a_collective_that_all_waited_for_names_who_is_behind(folder):
+    left(folder, 0, "unfinished", [0.1, 0.1], stderr=WATCHDOG)
+    left(folder, 1, "unfinished", [0.1], stderr=WATCHDOG)
+    assert outcome_of(Ended("ended", 1, 700.0), folder, 2).failure.rank == 1
+
+
 def test_a_hang_names_the_rank_that_is_behind(folder):
     left(folder, 0, "unfinished", [0.1, 0.1, 0.1])
     left(folder, 1, "unfinished", [0.1, 0.1])
