@@ -336,3 +336,41 @@ def test_peaks_on_a_gpu_begin_after_the_warm_up(monkeypatch, tmp_path):
     assert calls[:6] == [*step, "reset_peak_memory_stats", *step, *step[:1]]
     peak = witness.found["memory"]
     assert (peak["allocated_bytes"], peak["reserved_bytes"], peak["device_bytes"]) == (3, 5, 10)
+
+
+def test_groups_are_opened_on_the_card_with_the_timeout_of_the_job(monkeypatch, jobs):
+    """Megatron's own groups default to half an hour, whatever the world's group was told."""
+    from megatron.core import parallel_state, tensor_parallel
+
+    calls: dict[str, object] = {}
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda card: calls.update(card=card))
+
+    def init_process_group(backend: str, timeout: object) -> None:
+        assert "card" in calls, "the card is chosen before NCCL looks at it"
+        calls.update(backend=backend, timeout=timeout.total_seconds())
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", init_process_group)
+    monkeypatch.setattr(parallel_state, "initialize_model_parallel", lambda **given: calls.update(given))
+    monkeypatch.setattr(parallel_state, "get_pipeline_model_parallel_rank", lambda: 1)
+    monkeypatch.setattr(tensor_parallel, "model_parallel_cuda_manual_seed", lambda seed: calls.update(seed=seed))
+    build.open_groups(jobs["pp-vpp"])
+    assert (calls["card"], calls["backend"], calls["timeout"]) == (3, "nccl", 600.0)
+    assert calls["distributed_timeout_minutes"] == 10.0
+    assert calls["seed"] == jobs["pp-vpp"]["run"]["seed"] + 100
+    names = FACTS["used"]["megatron.core.parallel_state.initialize_model_parallel"]
+    assert set(names) <= set(calls)
+
+
+def test_muon_is_asked_for_in_the_words_that_both_versions_take(monkeypatch, jobs):
+    """megatron-core 0.19 shards Muon by layers only under the name dist_muon; 0.16 does not look at the name."""
+    from megatron.core.optimizer import muon
+
+    monkeypatch.setattr(optional, "find_spec", lambda _: object())
+    job, _ = optional.settled(jobs["muon"], "")
+    monkeypatch.setattr(muon, "get_megatron_muon_optimizer", lambda config, *_, **more: (config, more))
+    config, more = build._optimizer(job, [])
+    assert config.optimizer == "dist_muon"
+    assert not config.use_distributed_optimizer
+    assert more["layer_wise_distributed_optimizer"]
