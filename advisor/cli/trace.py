@@ -41,7 +41,9 @@ def command(
 ) -> int:  # fmt: skip
     """Hidden and exposed communication in profiler traces.
 
-    Reads Kineto / Chrome JSON (plain or gzip) and nsys sqlite exports, one file or more per rank.
+    Reads Kineto / Chrome JSON (plain or gzip) and nsys sqlite exports, one file or more per rank. With --plan a kind is
+    confirmed within 10 points of its predicted hidden share, and not effective below a quarter of it. Exit code 1: one
+    is not confirmed.
     """
     from advisor.cli.pages.trace import trace_document
     from advisor.trace.analysis import analyse

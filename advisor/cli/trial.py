@@ -44,9 +44,10 @@ def command(
     """Run the best layouts of a plan for some steps on the real stack.
 
     Every trial leaves a record with step times, memory, effective settings and the hidden communication, beside what
-    was predicted. With --ab the best layout is run with one overlap on and off in turn, and what it saves is compared.
-    --via bridge runs the recipe of Megatron-Bridge and reads its log. Exit code 1: a trial failed, its step time lies
-    outside the predicted interval, an overlap is not confirmed, or a setting did not take effect.
+    was predicted: confirmed within 10 points of the predicted share, not effective below a quarter of it. With --ab
+    the best layout is run with one overlap on and off in turn, and what it saves is compared. --via bridge runs the
+    recipe of Megatron-Bridge and reads its log. Exit code 1: a trial failed, its step time lies outside the predicted
+    interval, an overlap is not confirmed, or a setting did not take effect.
     """
     from advisor.cli.pages.trial import dry_document, trial_document
     from advisor.trial.runner import run_trials

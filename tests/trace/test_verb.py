@@ -13,6 +13,7 @@ import pytest
 from advisor.trace.analysis import analyse
 from advisor.trace.kineto import read_kineto
 from advisor.trace.overlap import measure
+from advisor.trace.verdict import INEFFECTIVE_SHARE, TOLERANCE
 from tests.trace.synthetic import GEMM, collective, kernel, launch, mark, nsys, plan_of, write
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "presets" / "schemas" / "trace.schema.json").read_text())
@@ -231,3 +232,11 @@ def test_order_of_files_changes_nothing(tmp_path):
         write(tmp_path / f"rank-{rank}.json", step(0, 10 * rank, 40), rank=rank)
     files = sorted(tmp_path.iterdir())
     assert analyse(files).mean == analyse(files[::-1]).mean
+
+
+@pytest.mark.parametrize("verb", ["trace", "trial"])
+def test_help_states_what_a_verdict_means(cli, verb):
+    said = " ".join(cli(verb, "--help").out.split())
+    assert f"confirmed within {100 * TOLERANCE:.0f} points of" in said
+    assert INEFFECTIVE_SHARE == 1 / 4
+    assert "not effective below a quarter of it" in said
