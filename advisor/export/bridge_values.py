@@ -10,7 +10,7 @@ from typing import Any
 
 from advisor.configure.beside import CP_WORDS
 from advisor.configure.job import preset
-from advisor.export.subject import Subject
+from advisor.export.subject import Subject, recipe
 from advisor.export.words import Code
 from advisor.search.stages import megatron_flags
 from advisor.spec.layout import Fsdp
@@ -118,9 +118,18 @@ def _batch(subject: Subject) -> Iterator[Value]:
     yield "model.seq_length", subject.job.workload.seq_len
     length = preset("versions.yaml")["bridge"][subject.version]["dataset_length"]
     yield f"dataset.{length}", subject.job.workload.seq_len
-    # Hybrid models say it in their layer pattern.
+    yield from _prediction(subject)
+
+
+def _prediction(subject: Subject) -> Iterator[Value]:
+    """Prediction modules. Bridge's recipes of hybrid models append them to the layer pattern, once per module."""
+    depth = subject.job.workload.mtp_depth
     if not subject.model.is_hybrid:
-        yield "model.mtp_num_layers", subject.job.workload.mtp_depth or None
+        yield "model.mtp_num_layers", depth or None
+    elif subject.model.mtp is not None and recipe(subject.model.name, subject.version) is not None:
+        yield "model.mtp_num_layers", depth
+        if not depth:
+            yield "model.mtp_hybrid_override_pattern", None
 
 
 def _experts(subject: Subject) -> Iterator[Value]:
@@ -129,6 +138,7 @@ def _experts(subject: Subject) -> Iterator[Value]:
     for name in ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_shared_expert_overlap"):
         yield f"model.{name}", subject.overlap.field(f"model.{name}").effective
     workload = subject.job.workload
+    yield "model.moe_router_dtype", "fp32" if workload.router_fp32 else None
     yield "model.moe_expert_capacity_factor", workload.capacity_factor
     yield "model.moe_pad_expert_input_to_capacity", workload.capacity_factor is not None and workload.pad_to_capacity
 

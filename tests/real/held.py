@@ -38,7 +38,8 @@ def in_bridge(cfg: Any) -> dict[str, Any]:
     ddp, optimizer, train = cfg.ddp, cfg.optimizer, cfg.train
     found = _of_the_model(cfg.model)
     found |= {
-        "dp": cfg.data_parallel_size, "mbs": train.micro_batch_size, "gbs": train.global_batch_size,
+        "dp": cfg.data_parallel_size, "seq_len": cfg.model.seq_length,
+        "mbs": train.micro_batch_size, "gbs": train.global_batch_size,
         "overlap_grad_reduce": ddp.overlap_grad_reduce, "overlap_param_gather": ddp.overlap_param_gather,
         "distributed_optimizer": ddp.use_distributed_optimizer,
         "fsdp": ddp.data_parallel_sharding_strategy if ddp.use_megatron_fsdp else "none",
@@ -48,6 +49,34 @@ def in_bridge(cfg: Any) -> dict[str, Any]:
         "precision": precision_of(cfg.mixed_precision),
     }  # fmt: skip
     return found | _of_the_optimizer(optimizer)
+
+
+def in_megatron(args: Any, config: Any) -> dict[str, Any]:
+    """Arguments of Megatron-LM after validate_args(), and the TransformerConfig made of them."""
+    found = _of_the_model(config)
+    gradients = "fp32" if args.accumulate_allreduce_grads_in_fp32 else "bf16"
+    sharded = args.megatron_fsdp_main_grads_dtype if args.use_megatron_fsdp else None
+    found |= {
+        "mbs": args.micro_batch_size, "gbs": args.global_batch_size, "seq_len": args.seq_length,
+        "overlap_grad_reduce": args.overlap_grad_reduce, "overlap_param_gather": args.overlap_param_gather,
+        # Muon shards by whole layers instead.
+        "distributed_optimizer": args.use_distributed_optimizer or args.use_layer_wise_distributed_optimizer,
+        "fsdp": args.data_parallel_sharding_strategy if args.use_megatron_fsdp else "none",
+        "optimizer_instances": args.num_distributed_optimizer_instances,
+        "grad_dtype": dtype(sharded) if sharded is not None else gradients,
+        "fp8_params": bool(args.fp8_param_gather), "precision": _of_the_flags(args),
+    }  # fmt: skip
+    return found | _of_the_optimizer(args)
+
+
+def _of_the_flags(args: Any) -> str:
+    """Our name of the number formats that Megatron-LM is told."""
+    recipes = {"delayed": "fp8-delayed", "tensorwise": "fp8-current", "blockwise": "fp8-blockwise", "mxfp8": "mxfp8"}
+    if args.fp4:
+        return "nvfp4"
+    if args.fp8:
+        return recipes[args.fp8_recipe]
+    return "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
 
 
 def precision_of(mixed: Any) -> str:
@@ -90,7 +119,7 @@ def _of_the_model(config: Any) -> dict[str, Any]:
         "cuda_graph": graph_of(config), "tp_overlap": config.tp_comm_overlap,
         "overlap_p2p": config.overlap_p2p_comm and pp > 1,
         "cp_comm": (comm[0] if isinstance(comm, list) else comm or "p2p").replace("+", "_"),
-        "mtp_depth": config.mtp_num_layers or 0, "seq_len": config.seq_length,
+        "mtp_depth": config.mtp_num_layers or 0,
     }  # fmt: skip
 
 

@@ -8,12 +8,28 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 PRESETS = Path(__file__).parents[2] / "presets" / "models"
 # Recipes that name a repository other than the one the preset was taken from.
 ALSO = {"meta-llama/Llama-3.1-405B": ("meta-llama/Meta-Llama-3.1-405B",)}
 NEWEST = "0" * 40
+# What a preset leaves out because no cost depends on it, and Bridge reads: rotary scaling of the public configurations
+# (the values that megatron/bridge/models/deepseek/deepseek_v4_bridge.py of 0.6.2 notes beside its lookups).
+YARN = {"type": "yarn", "factor": 16, "original_max_position_embeddings": 65536, "beta_fast": 32, "beta_slow": 1}
+MORE = {
+    "deepseek-ai/DeepSeek-V4-Flash": {"rope_scaling": YARN},
+    "deepseek-ai/DeepSeek-V4-Pro": {"rope_scaling": YARN},
+    "moonshotai/Kimi-K2-Instruct": {"auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}},
+}
+# Kimi K2 brings the class of its configuration along: that of DeepSeek-V3 under a name of its own.
+CODE = {
+    "moonshotai/Kimi-K2-Instruct": {
+        "configuration_deepseek.py": "from transformers import DeepseekV3Config as Known\n\n\n"
+        'class DeepseekV3Config(Known):\n    model_type = "kimi_k2"\n',
+    }
+}
 
 
 def use_offline_cache() -> Path:
@@ -38,14 +54,16 @@ def fill_cache(folder: Path, recipes: Path) -> None:
         if kind is not None:
             config.setdefault("architectures", [kind if isinstance(kind, str) else kind[0]])
         for repository in filter(None, (found.get("_hf_id"), *ALSO.get(str(found.get("_hf_id")), ()))):
-            _write(folder / f"models--{repository.replace('/', '--')}", json.dumps(config), pinned)
+            files = {"config.json": json.dumps(config | MORE.get(repository, {})), **CODE.get(repository, {})}
+            _write(folder / f"models--{repository.replace('/', '--')}", files, pinned)
 
 
-def _write(place: Path, config: str, revisions: set[str]) -> None:
+def _write(place: Path, files: Mapping[str, str], revisions: set[str]) -> None:
     """One repository in the layout of the hub's cache."""
     (place / "refs").mkdir(parents=True, exist_ok=True)
     (place / "refs" / "main").write_text(NEWEST, encoding="utf-8")
     for revision in revisions:
         snapshot = place / "snapshots" / revision
         snapshot.mkdir(parents=True, exist_ok=True)
-        (snapshot / "config.json").write_text(config, encoding="utf-8")
+        for name, text in files.items():
+            (snapshot / name).write_text(text, encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -107,11 +107,18 @@ def program(name: str, module: str) -> str:
     )
 
 
-def arguments(text: str) -> list[str]:
-    """The words that a launch script hands to its program."""
-    stub = 'torchrun() { printf "%s\\0" "$@"; }\n'
-    ran = subprocess.run(["bash", "-euc", stub + text], capture_output=True, text=True, check=True)
-    return ran.stdout.split("\0")[:-1]
+def launched(text: str) -> tuple[list[str], dict[str, str]]:
+    """What a launch script hands to torchrun's program, and the environment that it does so in."""
+    stub = 'torchrun() { printf "%s\\0" "$@" --; env --null; }\n'
+    ran = subprocess.run(
+        ["bash", "-euc", stub + text], capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]}
+    )
+    said = ran.stdout.split("\0")[:-1]
+    end = said.index("--")
+    program = next(at for at, word in enumerate(said) if word.endswith(".py"))
+    own = ("PATH", "PWD", "SHLVL", "_", "OLDPWD")
+    pairs = (one.partition("=") for one in said[end + 1 :])
+    return said[program + 1 : end], {name: value for name, _, value in pairs if name not in own}
 
 
 def run_program(text: str) -> Any:
@@ -119,8 +126,3 @@ def run_program(text: str) -> Any:
     module = ModuleType("edited")
     exec(compile(text, "edited.py", "exec"), module.__dict__)
     return module.make()
-
-
-def shell(text: str) -> list[str]:
-    """Words of a text of flags."""
-    return shlex.split(text.replace("\\\n", " "), comments=True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from advisor.configure.job import Job
 from tests.real.bridge_stack import VERSION, on_gpus, require_bridge
 from tests.real.held import broken, in_bridge, promised
-from tests.real.improve_edits import JOBS, all_edits, arguments, job_of, program, read, run_program, script
+from tests.real.improve_edits import JOBS, all_edits, job_of, launched, program, read, run_program, script
 from tests.real.recipe_settings import on_h100
 
 require_bridge()
@@ -24,7 +26,7 @@ def by_overrides(text: str, _path: Path) -> Any:
     import megatron.bridge.recipes as recipes
     from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 
-    said = arguments(text)
+    said, _ = launched(text)
     at = said.index("--recipe")
     return process_config_with_overrides(getattr(recipes, said[at + 1])(), cli_overrides=said[at + 2 :])
 
@@ -43,6 +45,8 @@ def by_saved(text: str, path: Path) -> Any:
     return ConfigContainer.from_yaml(str(saved))
 
 
+# Offloading by modules asks for it (presets/dials.yaml); no Python file and no run_config.yaml can say so.
+VARIABLES = {"NVTE_CPU_OFFLOAD_V1": "1"}
 FORMS: dict[str, Make] = {"overrides": by_overrides, "python": by_program, "saved": by_saved}
 NAMES = {"overrides": "job.sh", "python": "config.py", "saved": "run_config.yaml"}
 
@@ -62,7 +66,7 @@ def settled(make: Make, text: str, path: Path, job: Job) -> dict[str, Any]:
     """What a configuration resolves to on the GPUs of a job, as training starts it."""
     from megatron.bridge.training.config import runtime_config_update
 
-    with on_gpus(job):
+    with on_gpus(job), patch.dict(os.environ, VARIABLES):
         cfg = make(text, path)
         runtime_config_update(cfg)
     return in_bridge(cfg)

@@ -166,6 +166,9 @@ def provider_model(setup: Setup) -> MegatronJob | None:
         elif name in by_dest() or name == "num_moe_experts":
             mapping[name] = stated.value
     mapping["group_query_attention"] = setup.number("num_query_groups") is not None
+    if mapping.get("multi_latent_attention"):
+        mapping["group_query_attention"] = False
+        mapping.pop("num_query_groups", None)
     for name in ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", "recompute_granularity",
                  "recompute_method", "recompute_num_layers", "recompute_modules",
                  "pipeline_model_parallel_layout"):  # fmt: skip

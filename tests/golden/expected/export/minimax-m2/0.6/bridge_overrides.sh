@@ -31,6 +31,7 @@ OVERRIDES=(
   model.moe_token_dispatcher_type=flex
   model.moe_flex_dispatcher_backend=hybridep
   model.moe_shared_expert_overlap=false
+  model.moe_router_dtype=fp32
   model.moe_expert_capacity_factor=null
   model.moe_pad_expert_input_to_capacity=false
   # recompute and CUDA graphs
