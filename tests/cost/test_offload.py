@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from advisor.cost.activations import layer_activations
 from advisor.cost.memory import memory
+from advisor.cost.offload import offload_exchange
 from advisor.cost.profile import load_profile
-from advisor.cost.step import step
+from advisor.cost.stages import paced_stages
+from advisor.cost.step import setting_of, step
 from advisor.spec.layout import OFFLOAD_MODULES, CudaGraph, Fsdp, Knobs, table
 from advisor.spec.load.model import load_model
 from advisor.spec.load.system import load_system, make_cluster
@@ -119,8 +121,7 @@ def test_experts_give_their_inputs_away_under_a_pipeline() -> None:
 
 
 def test_copies_hide_under_layers_until_the_link_is_full() -> None:
-    """GB200 hands 145 GiB to Grace in the time of a forward pass; over PCIe
-    the copies of most layers show."""
+    """GB200 hands 145 GiB to Grace in the time of a forward pass; over PCIe the copies of most layers show."""
     plain = seconds(SHARDED).step_s
     fast = seconds(replace(SHARDED, offload_layers=40))
     assert fast.terms["exposed_offload"].value == 0
@@ -139,6 +140,21 @@ def test_with_one_layer_left_no_copy_hides() -> None:
     found = seconds(replace(SHARDED, offload_layers=79)).terms["exposed_offload"]
     assert found.value == pytest.approx(2 * 2 * one_way, rel=1e-9)  # there and back in each of two microbatches
     assert found.kind == "assumed"
+
+
+def test_a_copy_has_the_layers_between_the_first_and_the_last_to_hide_under() -> None:
+    """A second forward and two backward in each of 80 layers, 100 seconds of copies each way."""
+    rows, place = layout_of(LLAMA, 64, mbs=2, gbs=256), rack()
+    columns = table([rows], [replace(SHARDED, offload_layers=40)])
+    share = load_profile(place.gpu).value("host_copy_share")
+    slow = replace(place.gpu, host_uni_gbs=40 * saved(SHARDED) / share / 100 / 1e9)
+    job = setting_of(
+        LLAMA, replace(place, system=replace(place.system, gpu=slow)), FP8, columns, load_profile(place.gpu)
+    )
+    (stage,) = paced_stages(LLAMA, columns, 0)
+    found = offload_exchange(stage, [np.ones(1)], [np.full(1, 3.0)], job)
+    assert found.forward == found.backward == pytest.approx(100)
+    assert found.exposed == pytest.approx(100 - 78)  # 156 seconds of the backward pass hide all of the way back
 
 
 def test_a_faster_link_never_shows_more() -> None:
