@@ -71,3 +71,11 @@ def test_the_rows(document):
     assert {"name", "ratio", "measured.step_s", "predicted.low_s", "layout.tp"} <= set(head.split(","))
     assert len(lines) == 4
     assert document.record["not_run"] == ["dp4-mbs8-eeeeeeee"]
+
+
+@pytest.mark.parametrize(("spread", "words"), [(0.3, "steps vary by up to 30%"), (0.02, "may not be that of the plan")])
+def test_a_step_outside_its_interval_says_what_may_be_wrong(spread, words):
+    one = record("tp4-mbs1-bbbbbbbb", ratio=1.4)
+    one["measured"]["spread"] = spread
+    document = trial_document([Ran(SimpleNamespace(name=one["name"]), one, True)], [], Path("trials"))
+    assert words in table_text(document.blocks, None)
