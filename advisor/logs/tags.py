@@ -29,6 +29,11 @@ _KERNEL = re.compile(r"(?:[A-Z][a-z]{2} +\d+ [\d:]+ |\S+T[\d:.+-]+Z? )?(?P<node>
 _MPIRUN = re.compile(r"\[\d+,(?P<rank>\d+)\]<std(?:err|out)>: ?")
 _RAY = re.compile(r"\((?:\w+ )?pid=\d+(?:, ip=(?P<node>[\d.]+))?\) ")
 _STAMP = re.compile(r"\[?20\d\d[-/]\d\d[-/]\d\d[T _][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]?:? (?:std(?:out|err) [FP] )?")
+_CLOCK = re.compile(r"\[?[0-2]\d:[0-5]\d:[0-6]\d(?:[.,]\d{1,9})?\]? ")
+_COMPOSE = re.compile(rf"(?P<node>{HOST}) +\| ")
+_SYSLOG = re.compile(r"[A-Z][a-z]{2} +\d{1,2} [\d:]{8} (?P<node>[\w.-]+) (?!kernel)[\w./-]+(?:\[\d+\])?: ")
+_NAMED_RANK = re.compile(r"rank(?P<rank>\d{1,6}): ?")
+_BARE_LOCAL = re.compile(r"\[(?P<local>\d{1,3})\]: ?")
 _MONITOR = re.compile(r"\[(?:RankMon\w*Server|ft_launcher)\d*@(?P<node>[\w.-]+)(?::(?P<rank>\d+))?(?:[:<>\w]*)?\]")
 _SAID = re.compile(r"\[[Rr]ank ?(?P<first>\d+)\]|\bRank (?P<second>\d+)\]")
 _NO_NODE = re.compile(
@@ -63,11 +68,19 @@ def read_tag(text: str, numbered: bool = False) -> Tag:
             rank = int(match["rank"])
         elif match := _RAY.match(rest):
             node = node or match["node"]
-        elif match := _STAMP.match(rest):
+        elif (match := _STAMP.match(rest)) or (match := _CLOCK.match(rest)):
             pass
-        elif rank is None and (numbered or _RAISING.match(rest)) and (match := _SRUN.match(rest)):
+        elif match := _NAMED_RANK.match(rest):
             rank = int(match["rank"])
-        elif node is None and (match := _NODE.match(rest)) and not _NO_NODE.match(match["node"]):
+        elif match := _BARE_LOCAL.match(rest):
+            local = int(match["local"])
+        elif rank is None and (numbered or node is not None or _RAISING.match(rest)) and (match := _SRUN.match(rest)):
+            rank = int(match["rank"])
+        elif (
+            node is None
+            and ((match := _NODE.match(rest)) or (match := _COMPOSE.match(rest)) or (match := _SYSLOG.match(rest)))
+            and not _NO_NODE.match(match["node"])
+        ):
             node = match["node"]
         else:
             break

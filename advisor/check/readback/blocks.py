@@ -18,8 +18,8 @@ from advisor.errors import InputError
 from advisor.export.bridge_values import OVERLAP_FIELDS
 
 Found = tuple[str, Any, Place, How]
-Writer = tuple[int | None, int | None]
-"""Rank and local rank, as far as the log tells."""
+Writer = tuple[int | None, int | None, str | None]
+"""Rank, local rank and node, as far as the log tells."""
 _RULE = re.compile(r"\s*={20,}\s*$")
 _SECTION = re.compile(r"\s*\[(?P<name>\w+)\](?: Non-default values|:\s*$)")
 _DIFFERS = re.compile(r"\s{1,4}(?P<name>\w+): (?P<value>.*?)  \(Mcore default: .*\)\s*$")

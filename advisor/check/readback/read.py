@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from advisor.check.readback.blocks import BlockReader, Launched, Scores, Summary, Yaml
+from advisor.check.readback.blocks import BlockReader, Launched, Scores, Summary, Writer, Yaml
 from advisor.check.readback.observed import Observed, Peak, Place, Remark, Seen
 from advisor.check.readback.rows import StepRows
 from advisor.check.readback.starts import Starts, Told
@@ -28,6 +28,8 @@ _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\r\x1b")
 _BLOCKS: Mapping[str, type[BlockReader]] = {
     "summary": Summary, "yaml": Yaml, "launcher": Launched, "scores": Scores,
 }  # fmt: skip
+# What logging puts before a message; blocks of several lines are read without it.
+_LEVEL = re.compile(r"(?:- )?\[?(?:DEBUG|INFO|WARNING|WARN|ERROR)\]?(?: - | -$|:[\w.]+:|: ?| )")
 _GROUP = re.compile(r"\{(\w+)\}")
 _HINT = "give the stdout of a training job: Megatron-Bridge, Megatron-LM, ft_launcher or Slurm"
 
@@ -116,15 +118,18 @@ class _Gathered:
     def take(self, hit: Hit, kinds: Sequence[Wording]) -> None:
         """A line: of a block, or of one or more kinds."""
         line = Place(hit.source.name, hit.number, hit.text)
-        met = [(kind, parts) for kind in kinds if (parts := kind.match(hit.tag.rest)) is not None]
+        level = _LEVEL.match(hit.tag.rest)
+        rest = hit.tag.rest[level.end() :] if level else hit.tag.rest
+        met = [(kind, parts) for kind in kinds if (parts := kind.match(rest)) is not None]
+        writer = (hit.tag.rank, hit.tag.local_rank, hit.tag.node)
         head = next((kind for kind, _ in met if kind.tells in _BLOCKS), None)
         if head is not None:
             self._close()
-            self._block = _BLOCKS[head.tells](line, (hit.tag.rank, hit.tag.local_rank))
+            self._block = _BLOCKS[head.tells](line, writer)
             if head.tells in ("summary", "yaml"):
                 self._dumped(head.tells, line)
-        elif self._block is not None and not met and (hit.tag.rank, hit.tag.local_rank) == self._block.writer:
-            self._block.take(hit.tag.rest, line)
+        elif self._block is not None and not met and _alike(writer, self._block.writer):
+            self._block.take(rest, line)
         for kind, parts in met:
             self._means(kind, parts, hit)
         self._count()
@@ -245,6 +250,11 @@ class _Gathered:
         if "bridge" in self._frameworks:
             return "bridge"
         return "megatron-lm" if "megatron-lm" in self._frameworks else None
+
+
+def _alike(one: Writer, other: Writer) -> bool:
+    """Whether lines may be of one writer; a node may be told by the first of them alone."""
+    return one[:2] == other[:2] and (one[2] == other[2] or None in (one[2], other[2]))
 
 
 _MISSING = object()
