@@ -15,6 +15,7 @@ from advisor.errors import AdvisorError
 from advisor.rules.grid import attention_heads, dense_widths, expert_parts, key_groups
 from advisor.rules.lint.setup import SHORT
 from advisor.spec.load.model import load_model
+from advisor.spec.model import ExpertMlp
 
 _NAME = re.compile(r"^(?P<model>.+?)_(?P<task>pretrain|sft|peft|lora|finetune)_?(?P<rest>.*?)_?config$")
 _GPUS = re.compile(r"(\d+)gpu")
@@ -89,6 +90,8 @@ def model_values(name: str) -> dict[str, Any]:
     values: dict[str, Any] = {"num_layers": model.num_layers, "hidden_size": model.hidden}
     values["num_moe_experts"] = max((part.experts for part in parts), default=None)
     values["moe_ffn_hidden_size"] = max((part.ffn for part in parts), default=None)
+    if parts and all(isinstance(layer.mlp, ExpertMlp) for layer in model.kinds if layer.mlp is not None):
+        values["moe_layer_freq"] = 1
     if model.has_mla:
         values["multi_latent_attention"] = True
     for key, counts in (

@@ -75,7 +75,7 @@ def _activation(c: Setup) -> str | None:
 
 def _experts(c: Setup) -> str | None:
     latent, shared = c.number("moe_latent_size"), c.number("moe_shared_expert_intermediate_size")
-    if latent is not None and (latent <= 0 or c.off("experts")):
+    if latent is not None and c.framework == "megatron-lm" and (latent <= 0 or c.off("experts")):
         return f"moe_latent_size {latent} with {c.get('experts') or 'no'} experts"
     if shared is not None and shared <= 0:
         return f"moe_shared_expert_intermediate_size {shared}"
@@ -132,7 +132,8 @@ ARGUMENTS = (
     rule("activation-fits-fusion", "stop", "transformer", "megatron-lm", TC, _activation,
          "the activation or norm does not go with its fusion",
          "--no-bias-swiglu-fusion (--no-bias-gelu-fusion), or leave the extra switch out"),
-    rule("expert-settings-fit", "stop", "transformer", "mcore", TC, _experts, "settings of experts do not fit together",
+    rule("expert-settings-fit", "stop", "transformer", "mcore", f"{TC}; {ARG}", _experts,
+         "settings of experts do not fit together",
          "change one of the two settings that the message names"),
     rule("moe-pattern-per-layer", "stop", "transformer", "mcore", SPEC,
          lambda c: (what := _pattern(c)) and f"moe_layer_freq {str(c.get('moe_layer_freq'))[:60]}: {what}",

@@ -65,6 +65,8 @@ def _topk_groups(c: Setup) -> str | None:
     )  # fmt: skip
     if not top:
         return None
+    if c.off("experts"):
+        return f"moe_router_group_topk {top} in a model without experts"
     if not groups:
         return "moe_router_group_topk without moe_router_num_groups"
     if experts and experts % groups:

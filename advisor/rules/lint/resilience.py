@@ -99,6 +99,10 @@ ASYNC = (
          lambda c: _async(c) and c.known("checkpoint.save") and c.get("checkpoint.save") is None
          and (c.given("checkpoint.save") or not c.fact("recipe")),
          "async_save without checkpoint.save", "checkpoint.save=PATH"),
+    rule("async-save-dtensor-refused", "stop", "checkpoint", "bridge", f"{CFG} (24; 0.3.1 takes torch_dist alone)",
+         lambda c: _async(c) and c.get("checkpoint.ckpt_format") == "fsdp_dtensor" and "bridge" in c.releases,
+         "async_save with fsdp_dtensor: this Bridge takes torch_dist only", "async_save=false, or Bridge 0.6",
+         versions="bridge <0.6"),
     rule("async-save-dtensor-doubtful", "info", "checkpoint", "bridge", f"{CFG}; MB:docs/training/checkpointing.md",
          lambda c: _async(c) and c.get("checkpoint.ckpt_format") == "fsdp_dtensor",
          "async_save with fsdp_dtensor: the code takes it, the documents say torch_dist only", "watch the first save"),

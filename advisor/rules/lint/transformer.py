@@ -217,8 +217,10 @@ RECOMPUTATION = (
 CUDA_GRAPHS = (
     rule("graph-flag-once", "stop", "transformer", "mcore", f"{ARG}; {TC}",
          lambda c: ((c.on("enable_cuda_graph") or c.on("external_cuda_graph")) and c.given("cuda_graph_impl")
-         and c.on("cuda_graph_impl")) or (c.on("enable_cuda_graph") and c.on("external_cuda_graph")),
-         "enable_cuda_graph / external_cuda_graph exclude each other and cuda_graph_impl", "cuda_graph_impl alone"),
+         and c.on("cuda_graph_impl")) or (c.on("enable_cuda_graph") and c.on("external_cuda_graph"))
+         or (c.items("cuda_graph_scope_deprecated") != () and c.items("cuda_graph_modules") != ()),
+         "enable_cuda_graph / external_cuda_graph exclude each other and cuda_graph_impl, --cuda-graph-scope excludes "
+         "--cuda-graph-modules", "cuda_graph_impl and cuda_graph_modules alone"),
     rule("full-recompute-needs-full-graph", "stop", "transformer", "mcore", TC,
          lambda c: full(c) and graph(c) in ("local", "transformer_engine"),
          "full recomputation inside a scoped CUDA graph ({cuda_graph_impl})",
