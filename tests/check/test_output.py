@@ -150,3 +150,44 @@ def test_ids_are_unique_among_configuration_rules():
     ids = [one.id for one in CONFIG_RULES]
     assert len(set(ids)) == len(ids)
     assert len(ids) >= 200
+
+
+def test_sarif_has_what_code_scanning_needs(tmp_path, monkeypatch, cli):
+    repository = tmp_path / "repo"
+    (repository / ".git").mkdir(parents=True)
+    (repository / "my jobs").mkdir()
+    inside, outside = repository / "my jobs" / "run é.sh", tmp_path / "b.txt"
+    script = "#!/bin/bash\ntorchrun --nproc_per_node 4 pretrain_gpt.py --num-layers 8 --hidden-size 64 \\\n"
+    inside.write_text(
+        f"{script}  --expert-model-parallel-size 8 --num-experts 8 --sequence-paralel\n", encoding="utf-8"
+    )
+    outside.write_text("--gpus 8 --tp 3\n", encoding="utf-8")
+    monkeypatch.chdir(repository / "my jobs")
+    for path in (inside.name, str(inside)):
+        (run,) = json.loads(cli("check", path, "--format", "sarif").out)["runs"]
+        assert run["originalUriBaseIds"] == {"%SRCROOT%": {"uri": f"{repository.resolve().as_uri()}/"}}
+        for one in run["results"]:
+            place = one["locations"][0]["physicalLocation"]
+            assert place["artifactLocation"] == {"uri": "my%20jobs/run%20%C3%A9.sh", "uriBaseId": "%SRCROOT%"}
+            assert place["region"]["startLine"] >= 1
+    (run,) = json.loads(cli("check", str(outside), "--format", "sarif").out)["runs"]
+    assert run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"] == {
+        "uri": outside.resolve().as_uri()
+    }
+    for rule in run["tool"]["driver"]["rules"]:
+        assert rule["name"].isidentifier()
+        assert rule["fullDescription"]["text"]
+        assert rule["help"]["text"]
+
+
+def test_fingerprints_survive_moved_lines_and_tell_findings_apart(tmp_path, cli):
+    def prints(text):
+        path = tmp_path / "x.sh"
+        path.write_text(text, encoding="utf-8")
+        (run,) = json.loads(cli("check", str(path), "--format", "sarif").out)["runs"]
+        found = [one["partialFingerprints"]["primaryLocationLineHash"] for one in run["results"]]
+        assert len(set(found)) == len(found) > 1
+        return set(found)
+
+    flags = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --sequence-paralel --swigluu\n"
+    assert prints(f"#!/bin/bash\n{flags}") == prints(f"#!/bin/bash\n# moved\n\n{flags}")
