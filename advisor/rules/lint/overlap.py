@@ -183,8 +183,7 @@ TENSOR = (
 PIPELINE = (
     rule("p2p-overlap-needs-vpp", "silent", "overlap", "megatron-lm", f"{ARG} (Setting args.overlap_p2p_comm)",
          lambda c: _plain_pipeline(c) and _asks_overlap(c),
-         "PP {pp} without virtual stages, where the script asks for overlap: Megatron-LM sets overlap_p2p_comm and "
-         "align_param_gather to False",
+         "PP {pp} without virtual stages: Megatron-LM sets overlap_p2p_comm and align_param_gather to False",
          "virtual stages (--num-layers-per-virtual-pipeline-stage), or --no-overlap-p2p-communication"),
     rule("pp2-interleave-needs-overlap", "stop", "overlap", "megatron-lm", ARG,
          lambda c: c.pp == 2 and c.fact("interleaved") is True and c.get("overlap_p2p_comm") is False,
