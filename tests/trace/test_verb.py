@@ -100,6 +100,15 @@ def test_not_effective_names_what_to_change(cli, tmp_path):
     assert "overlap_moe_expert_parallel_comm" in " ".join(ran.out.split())
 
 
+def test_how_little_is_not_effective_goes_by_what_was_promised(cli, tmp_path):
+    """A fifth is hidden: less than half of one half, and far less than a quarter of nearly all."""
+    trace = str(write(tmp_path / "rank-0.json", step(0, 20, 80)))
+    for hidden, exposed, verdict in ((5e-5, 5e-5, "less than predicted"), (9e-5, 1e-5, "not effective")):
+        promise = plan(tmp_path / "plan.json", hidden, exposed)
+        (kind,) = json.loads(cli("trace", trace, "--plan", promise, "--format", "json").out)["prediction"]["kinds"]
+        assert kind["verdict"] == verdict
+
+
 def test_expert_data_parallel_counts_within_dp(cli, tmp_path):
     trace = write(tmp_path / "rank-0.json", [*step(0, 60, 40, "dp"), *step(200, 0, 80, "edp")])
     promise = plan(tmp_path / "plan.json", 6e-5, 12e-5)

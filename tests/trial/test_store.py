@@ -93,6 +93,7 @@ def test_a_record_is_written_whole_or_not_at_all_where_space_ends(tmp_path):
     assert "name a folder with room" in ran.stdout
     assert [one["key"] for one in Store(tmp_path).records()] == ["a"]
     assert (tmp_path / LINES).read_bytes().count(b"\n") == 1
+    assert (tmp_path / LINES).read_bytes().endswith(b"}\n")
     Store(tmp_path).append({"key": "c"})
     assert [one["key"] for one in Store(tmp_path).records()] == ["a", "c"]
 
