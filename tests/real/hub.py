@@ -21,7 +21,10 @@ YARN = {"type": "yarn", "factor": 16, "original_max_position_embeddings": 65536,
 MORE = {
     "deepseek-ai/DeepSeek-V4-Flash": {"rope_scaling": YARN},
     "deepseek-ai/DeepSeek-V4-Pro": {"rope_scaling": YARN},
-    "moonshotai/Kimi-K2-Instruct": {"auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}},
+    "moonshotai/Kimi-K2-Instruct": {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+    },
 }
 # Kimi K2 brings the class of its configuration along: that of DeepSeek-V3 under a name of its own.
 CODE = {
