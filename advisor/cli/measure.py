@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from advisor.cli.options import OUTPUT_OPTIONS, SectionCommand, option, with_opt
 from advisor.cli.parameters import OneOf, OutFile, Text, shorten
 from advisor.cli.survival import valued
 from advisor.cli.trials import gpus_visible, require_packages, seconds
-from advisor.errors import EXIT_OK, EnvironmentMissingError, InputError
+from advisor.errors import EXIT_OK, AdvisorError, EnvironmentMissingError, InputError
 
 FORM, _OUT, *REST = OUTPUT_OPTIONS
 HOST_RANKS = 2
@@ -64,12 +66,26 @@ def command(
         load_system(system)  # a name that is wrong is told before minutes of measuring
     require_packages(("torch", "psutil"))
     each, wanted = seconds("time", time), _ranks(device, ranks)
-    with tempfile.TemporaryDirectory(prefix="advisor-measure-") as logs:
-        bench = benchmark(device, wanted, threads, each, Path(logs))
+    with _logs() as logs:
+        bench = benchmark(device, wanted, threads, each, logs)
     path = _default_path(named) if out is None else out
     render.write_atomically(path, _system_text(bench, named, system))
     render.show(measure_document(bench, named, path, out is None), render.Output(form, None, quiet, verbose))
     return EXIT_OK
+
+
+@contextlib.contextmanager
+def _logs() -> Iterator[Path]:
+    """A folder that stays where the error names it, and goes otherwise."""
+    folder, keep = Path(tempfile.mkdtemp(prefix="advisor-measure-")), False
+    try:
+        yield folder
+    except AdvisorError:
+        keep = True
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _ranks(device: str, ranks: int | None) -> int:

@@ -356,3 +356,18 @@ def test_this_host_can_be_measured(cli, tmp_path):
     assert 1e9 < system.gpu.peak_flops("tf32") < 1e14
     assert load_profile(system.gpu).gemm["tf32"].kind == "measured"
     assert str(path) in ran.err
+
+
+@pytest.mark.real
+def test_logs_of_benchmarks_that_fail_are_where_the_error_says(cli, tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    pytest.importorskip("psutil")
+    script = tmp_path / "bench.py"
+    script.write_text("raise RuntimeError('no cores left')")
+    monkeypatch.setattr("advisor.trial.measure.run.PROGRAM", (str(script),))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ran = cli("measure", "--out", str(tmp_path / "local.yaml"))
+    (logs,) = tmp_path.glob("advisor-measure-*")
+    assert (ran.code, "no cores left" in ran.err, str(logs) in ran.err.replace("\n", "")) == (3, True, True)
+    assert any("no cores left" in path.read_text() for path in logs.rglob("stderr.log"))
+    assert not (tmp_path / "local.yaml").exists()
