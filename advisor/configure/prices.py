@@ -96,17 +96,23 @@ def variable_prices(job: Job, wanted: Iterable[Variable], candidate: Candidate) 
     return prices
 
 
+def _scaled(gain: Gain, factor: float) -> Gain:
+    """A gain in the seconds of a measured run, which scales predictions and not the ratios between them."""
+    names = ("with_s", "without_s", "saved_s", "low_s", "high_s")
+    return replace(gain, **{name: factor * getattr(gain, name) for name in names})
+
+
 def _connections(job: Job, wanted: Variable, candidate: Candidate, step: StepEstimate) -> Price | None:
     """Overlap that another number of hardware queues loses: with CUDA's own number, or with one."""
     if job.knobs.fsdp is not Fsdp.none:
         return _unpriced({}, step, "Megatron-FSDP refuses 1, and nothing else of it is known to rest on the number")
     today = job.workload.connections
     other = today if today not in (None, int(wanted.value)) else 1 if wanted.value != "1" else DEFAULT_CONNECTIONS
-    with_it, without = steps([given(job, connections=int(wanted.value)), given(job, connections=other)])
+    now, with_it, without = steps([job, given(job, connections=int(wanted.value)), given(job, connections=other)])
     if without.step_s <= with_it.step_s:
         return None
     words = f"without: {other}"
-    gain = gain_of(wanted.name, today is None, with_it, without)
+    gain = _scaled(gain_of(wanted.name, today is None, with_it, without), step.step_s / now.step_s)
     if job.knobs.ep_overlap:
         note = f"{words}; what one queue still hides is one public report's share"
         return _priced(replace(gain, kind="measured", note=note))
@@ -135,11 +141,11 @@ def _domain(job: Job, wanted: Variable, candidate: Candidate, step: StepEstimate
     node = job.cluster.system.gpus_per_node
     if job.knobs.dispatcher is not Dispatcher.hybridep or job.cluster.system.nvlink_domain <= node:
         return None
-    (without,) = steps([given(job, ep_domain=node)])
-    if without.step_s <= step.step_s:
+    now, without = steps([job, given(job, ep_domain=node)])
+    if without.step_s <= now.step_s:
         return _unpriced({}, step, f"EP {job.layout.ep} stays inside a node of {node} GPUs")
     note = f"without: domains of one node ({node} GPUs), set by these variables together"
-    return _priced(gain_of(wanted.name, True, step, without, note))
+    return _priced(_scaled(gain_of(wanted.name, True, now, without, note), step.step_s / now.step_s))
 
 
 def _allocator(job: Job, wanted: Variable, candidate: Candidate, step: StepEstimate) -> Price | None:

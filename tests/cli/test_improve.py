@@ -136,6 +136,8 @@ def test_a_measured_run_anchors_what_is_predicted(cli, script):
     assert [one["gain"] for one in seen["kept"]] == pytest.approx([one["gain"] for one in plain["kept"]])
     factor = seen["measured"]["step_s"] / plain["now"]["step"]["step_s"]
     assert [one["step_s"] for one in seen["kept"]] == pytest.approx([factor * one["step_s"] for one in plain["kept"]])
+    worth = [one["environment"][0]["price"]["saved_s"] for one in (seen, plain)]
+    assert worth[0] == pytest.approx(factor * worth[1])
     (lost,) = [one for one in seen["fields"] if one["outcome"] == "silent"]
     assert "llama.log:2" in lost["source"]
 
