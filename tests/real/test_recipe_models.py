@@ -1,4 +1,4 @@
-"""The model that Bridge's recipe trains under an exported plan, field by field, against the one that the plan priced."""
+"""The model that Bridge's recipe trains under an exported plan, field by field, against the one that was priced."""
 
 from __future__ import annotations
 
