@@ -69,7 +69,7 @@ def test_precision_is_replaced_whole_and_read_back(tmp_path):
 def test_an_object_in_hydra_s_grammar_is_read_by_its_fields(tmp_path):
     path = tmp_path / "overrides.txt"
     path.write_text("--recipe llama3_8b_pretrain_config '++comm_overlap={_target_:a.b.CommOverlapConfig,"
-                    "tp_comm_overlap:true,bucket_size:5,tp_comm_overlap_cfg:{x:{method:'\\''a b'\\''}}}'\n")  # fmt: skip
+                    "tp_comm_overlap:true,bucket_size:5,tp_comm_overlap_cfg:{x:{method:'\\''a'\\''}}}'\n")  # fmt: skip
     _, setup = read_setup([path])
     assert setup.values["comm_overlap"].value == "CommOverlapConfig"
     assert setup.values["comm_overlap.tp_comm_overlap"].value is True
