@@ -255,7 +255,7 @@ def _offloads(model: Model, layout: Layout, knobs: Knobs) -> dict[str, Iterable[
     found: dict[str, Iterable[Any]] = {}
     recomputed = bool(knobs.recompute or knobs.full_uniform or knobs.full_block)
     if knobs.offload_layers or (layout.pp == 1 and not recomputed and not model.is_hybrid):
-        found["offload_layers"] = (0, model.num_layers // 4, model.num_layers // 2)
+        found["offload_layers"] = [model.num_layers * quarters // 4 for quarters in range(4)]
     if not (knobs.offload_layers or knobs.full_uniform):
         experts = [EXPERT_INPUTS] if model.is_moe and "moe" not in knobs.recompute else []
         found["offload_modules"] = [(), ("core_attn", "attn_proj"), *experts]
