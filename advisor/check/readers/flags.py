@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Protocol
@@ -61,7 +61,7 @@ def read(reading: Reading, words: Sequence[str], lines: Where, *, bridge: bool) 
     words = _split(words)
     names = [word[2:].partition("=")[0].replace("_", "-") for word in words if word.startswith("--") and word != "--"]
     layout, scripts = tables()["layout"], tables()["bridge"]
-    if bridge or _are_layout(names, {*layout, *scripts}):
+    if bridge or are_layout(names):
         known = {**layout, **scripts} if bridge else {**scripts, **layout}
         _simple(reading, words, lines, known)
         bare = not bridge and not any(name in ("mode", "recipe") for name in names)
@@ -76,11 +76,12 @@ def read(reading: Reading, words: Sequence[str], lines: Where, *, bridge: bool) 
         _megatron(reading, words, lines, layout)
 
 
-def _are_layout(names: Sequence[str], known: Collection[str]) -> bool:
+def are_layout(names: Sequence[str]) -> bool:
     """Whether flags are bare layout flags: most are known here, and Megatron-LM has not all of them.
 
     A flag that only Megatron-LM has says the opposite.
     """
+    known = {*tables()["layout"], *tables()["bridge"]}
     plain = [name if name in known else name.removeprefix("no-") for name in names]
     theirs = megatron.flags()
     if not names or any(name in theirs and one not in known for name, one in zip(names, plain, strict=True)):

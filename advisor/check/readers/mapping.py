@@ -118,10 +118,9 @@ def _arguments(path: str, mapping: Mapping[Any, Any], lines: KeyLines) -> Readin
     if not isinstance(values, Mapping):
         raise InputError(f"{path!r}: MODEL_ARGS holds no mapping of flags to values")
     values = {key: value for key, value in values.items() if key not in _ENV_KEYS and not isinstance(value, Mapping)}
-    layout = flags.tables()["layout"]
     names = [str(key).lstrip("-").replace("_", "-") for key in values]
     known = [name for name in names if name in megatron.flags() or name.replace("-", "_") in megatron.by_dest()]
-    if names and all(name in layout for name in names):
+    if flags.are_layout(names):
         words = [word for name, value in zip(names, values.values(), strict=True) for word in (f"--{name}", str(value))]
         flags.read(reading, words, lines, bridge=False)
         return reading
