@@ -44,7 +44,8 @@ CHANGES = st.sampled_from(
      ("5", "5 5"), ("1", "\u0661"), (" ", "\u00a0"), ("iteration ", "iteration 1/2 \r iteration "), ("|", "\r|"),
      ("elapsed", "elapsed time per iteration (ms): 7.0 | elapsed"), ("|", "\x00|"), (".", ".1234567890123"),
      ("Step", "Step Time : 1.0s Step"), ("(ms): ", "(ms): \x1b[32m"), ("Training", "\x1b]0;title\x07Training"),
-     ("| lm", "| throughput per GPU (TFLOP/s/GPU): 5.0 | lm"), ("s: ", "s="), ("step: ", "step=")]
+     ("| lm", "| throughput per GPU (TFLOP/s/GPU): 5.0 | lm"), ("s: ", "s="), ("step: ", "step="),
+     ("skipped", "skip\x1b[1mped"), ("| number of nan", "| number of nan iterations:   3 | number of nan")]
 )  # fmt: skip
 WRAPS = st.sampled_from(
     ["{}", "{}\r", "[rank3]: {}", "0: {}", "node-1: {}", "[default3]:{}", "\x1b[32m{}\x1b[0m", "\x1b[1;36m {}\x1b[0m\r",
@@ -74,6 +75,17 @@ def answer(path, fast):
 def test_many_at_once_is_one_by_one(written, tmp_path_factory):
     path = tmp_path_factory.mktemp("rows") / "job.log"
     path.write_bytes("\n".join(written).encode())
+    assert answer(path, True) == answer(path, False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [("skipped", "skip\x1b[1mped"), ("| number of nan", "| number of nan iterations:   3 | number of nan"),
+     ("elapsed", "elapsed time per iteration (ms): 7.0 | elapsed"), ("(ms): ", "(ms): \x1b[32m")]
+)  # fmt: skip
+def test_lines_that_are_no_plain_rows(change, tmp_path):
+    path = tmp_path / "job.log"
+    path.write_text("\n".join(LONG.format(at, 0, 10.0 * at, 1.0, 2, 5).replace(*change) for at in range(1, 40)))
     assert answer(path, True) == answer(path, False)
 
 
