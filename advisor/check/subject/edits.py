@@ -243,7 +243,8 @@ def _field_edits(subject: Subject, request: Request, choice: Choice) -> Iterator
         changed += [key for key in (SHORT["pp"], SHORT["vpp"], LAYOUT) if key not in changed]
     etp = SHORT["etp"]
     follows = {SHORT["tp"], SHORT["ep"]} & {*changed}
-    if follows and etp in after and etp not in changed and etp not in subject.reading.values:
+    stated = subject.reading.values.get(etp)
+    if follows and etp in after and etp not in changed and (stated is None or stated.value is None):
         changed.append(etp)
     for name, (key, value) in FASTER_FIELDS.items():
         if getattr(subject.request.workload, name) != getattr(request.workload, name):
