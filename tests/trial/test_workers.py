@@ -32,7 +32,9 @@ import sys, time
 from pathlib import Path
 from tests.trial.test_workers import *
 folder, storage, number, trials = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-space = make_space(folder)
+home = folder / f"worker-{number}"
+home.mkdir(exist_ok=True)
+space = make_space(home)
 study = open_study("s", storage, space.pool, number)
 (folder / f"ready-{number}").touch()
 while not (folder / "go").exists():
