@@ -134,12 +134,13 @@ def overlap_answer(
     """Resolve the overlap of one layout.
 
     `options` are those of an estimate; `asked` the fields of CommOverlapConfig that somebody sets by hand (and
-    `transformer_engine`, `target`), as from `by_hand`. Tensor-parallel overlap is asked for with TP above 1 unless
-    `options` say otherwise.
+    `transformer_engine`, `target`), as from `by_hand`. Tensor-parallel overlap is asked for with TP above 1, but for
+    latent attention, unless `options` say otherwise.
     """
     request, chosen = single_request(model, gpus, None, options)
     if "tp_overlap" not in options:
-        chosen = replace(chosen, knobs=replace(chosen.knobs, tp_overlap=chosen.layout.tp > 1))
+        useful = chosen.layout.tp > 1 and not request.model.has_mla
+        chosen = replace(chosen, knobs=replace(chosen.knobs, tp_overlap=useful))
     job = Job(request.model, request.cluster, request.workload, chosen.layout, chosen.knobs)
     on: dict[str, Any] = {name: True for name, knob in DATA_KNOBS.items() if options.get(knob) is True}
     return _answer(request, chosen, job, replace(asked_of(chosen.knobs), **on, **asked), lora)

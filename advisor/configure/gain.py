@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from advisor.configure.experts import FLEX, backend_runs_on
 from advisor.configure.job import Job
+from advisor.configure.overlap import LATENT
 from advisor.cost.buckets import BRIDGE_BUCKET
 from advisor.cost.pairs import ratio_spread
 from advisor.cost.profile import load_profile
@@ -94,10 +95,16 @@ def _delayed(job: Job, applies: str) -> _Dial:
     )
 
 
+def _no_buffers(job: Job) -> str:
+    if job.layout.tp < 2:
+        return "TP is 1"
+    return LATENT if job.model.has_mla else ""
+
+
 def _dials(job: Job) -> Iterator[_Dial]:
     layout = job.layout
     several = "" if layout.dp > 1 else f"DP is {layout.dp}"
-    yield _switch(job, "tp_overlap", applies="" if layout.tp > 1 else "TP is 1")
+    yield _switch(job, "tp_overlap", applies=_no_buffers(job))
     staged = layout.pp > 1 and layout.vpp > 1
     yield _switch(job, "overlap_p2p", applies="" if staged else f"PP is {layout.pp}, VPP is {layout.vpp}")
     yield from _data_dials(job, several)

@@ -18,6 +18,10 @@ from advisor.cost.buckets import BRIDGE_BUCKET
 from advisor.spec.layout import Dispatcher, Fsdp, Knobs
 
 OVERLAP = f"{MB}/comm_overlap.py"
+LATENT = (
+    "latent attention: its projections have buffer names that Transformer Engine does not know, and the first of them"
+    " switches the overlap off for every layer built after it (one warning of megatron-core)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,8 @@ def _tensor_on(job: Job, asked: Asked) -> tuple[bool, Outcome, str]:
         return False, "silent", "sequence parallelism is off: there are no gathers and scatters (warning only)"
     if asked.transformer_engine is None:
         return False, "silent", "Transformer Engine does not import (warning only)"
+    if job.model.has_mla:
+        return False, "silent", LATENT
     return True, "asked", f"TP is {layout.tp} with sequence parallelism, and Transformer Engine imports"
 
 

@@ -53,6 +53,15 @@ def _shares(share: Array | float, forward: Array, backward: Array) -> Exchange:
     return Exchange(forward, backward, np.minimum(share, 1.0) * (forward + backward))
 
 
+def _buffered(setting: Setting) -> Array:
+    """Whether layers use user buffers: the first layer of latent attention that is built takes them from all others.
+
+    Its buffers have names that Transformer Engine does not know, and megatron-core answers by switching the overlap off
+    in the configuration that all layers share (ML:megatron/core/extensions/transformer_engine.py, TELinear).
+    """
+    return setting.columns.tp_overlap & (not setting.model.has_mla)
+
+
 def _tp_share(setting: Setting) -> Array:
     """With user buffers a share; without, two of the five transfers of a region run beside gradients, if at all.
 
@@ -60,7 +69,7 @@ def _tp_share(setting: Setting) -> Array:
     """
     value = setting.profile.value
     plain = value("tp_exposed") if setting.workload.tp_async else 1.0
-    share = np.where(setting.columns.tp_overlap, value("tp_exposed_overlap"), plain)
+    share = np.where(_buffered(setting), value("tp_exposed_overlap"), plain)
     found = queues(setting)
     return share if found is None else np.where(found.unordered, share + 1 - value("tp_exposed"), share)
 
@@ -81,7 +90,7 @@ def _region(setting: Setting, width_in: float, width_out: float) -> tuple[Array,
     scatter_out = comm.reduce_scatter(setting.profile, setting.cluster, out, span)
     reduce_in = comm.all_reduce(setting.profile, setting.cluster, into, span)
     reduce_out = comm.all_reduce(setting.profile, setting.cluster, out, span)
-    others = np.where(setting.columns.tp_overlap, 0, span.ranks - 1)
+    others = np.where(_buffered(setting), 0, span.ranks - 1)
     wait = setting.profile.value("collective_wait_s") * others
     forward = np.where(sp, gather_in + scatter_out + 2 * wait, reduce_out + wait)
     backward = np.where(sp, scatter_in + gather_out + gather_in + 3 * wait, reduce_in + wait)

@@ -43,7 +43,7 @@ class Jobs:
         out = np.full(self.count, np.nan)
         for setting, first, members in self.tables:
             if where(setting.cluster.gpu):
-                out[members] = step_seconds(replace(setting, profile=profile_of(first)))
+                out[members] = step_seconds(replace(setting, profile=profile_of(first).under(first.workload.precision)))
         return out
 
 

@@ -197,4 +197,13 @@ LESSONS = (
         lambda r: "try a short run with and without before relying on it (advisor trial)",
         targets=("bridge",),
     ),
+    Rule(
+        "tp-overlap-lost-with-mla", "silent", ("tp_overlap", "tp", "sp"),
+        "ML:megatron/core/extensions/transformer_engine.py (TELinear, tp_comm_buffer_name)",
+        lambda c: c.columns.tp_overlap & (c.columns.tp > 1) & c.columns.sp if c.model.has_mla else NEVER,
+        lambda r: f"the projections of latent attention in {r.model.name} have buffer names that Transformer Engine"
+        " does not know: the first of them switches user buffers off for every layer built after it",
+        lambda r: "tp_overlap=false",
+        targets=("advisor",),
+    ),
 )  # fmt: skip

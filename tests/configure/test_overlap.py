@@ -251,3 +251,12 @@ def test_command_line(cli: Callable[..., Ran]) -> None:
     assert "silently lost: model.tp_comm_overlap" in lost.out
     assert cli(*words, "--bucket-size", "none").code == 2
     assert cli(*words, "--format", "json").out.startswith("{")
+
+
+def test_latent_attention_loses_user_buffers() -> None:
+    asked = resolve(job("deepseek-v3", knobs=EXPERTS, tp=2, ep=8), Asked(tp_comm_overlap=True))
+    lost = asked.field("model.tp_comm_overlap")
+    assert (lost.requested, lost.effective, lost.outcome) == (True, False, "silent")
+    assert "latent attention" in lost.reason
+    assert not asked.effective.tp_overlap
+    assert not asked.buffers.gemms

@@ -198,6 +198,13 @@ def test_tensor_parallel_traffic_shows_whole_without_any_overlap() -> None:
     assert shares[0]["exposed_tp"] > shares[1]["exposed_tp"] > shares[2]["exposed_tp"] > 0
 
 
+def test_latent_attention_gains_nothing_by_user_buffers() -> None:
+    model, workload = load_model("deepseek-v2-lite"), Workload()
+    one = layout(model, workload, tp=4, ep=8)
+    plain, asked = (terms_of(model, workload, one, Knobs(tp_overlap=overlap)) for overlap in (False, True))
+    assert plain == asked
+
+
 def test_optimizer_states_on_the_host_cost_the_update_on_the_cpu() -> None:
     model, workload = load_model("llama3-8b"), Workload(seq_len=8192)
     one = layout(model, workload)

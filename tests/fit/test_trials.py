@@ -15,11 +15,14 @@ import yaml
 pytest.importorskip("scipy")
 
 from advisor.cost.profile import load_profile
+from advisor.cost.step import step
 from advisor.errors import InputError
 from advisor.fit.changed import UNMOVED, with_changes
 from advisor.fit.predict import predicted_step_s
 from advisor.fit.trials import TRIAL_DIALS, fit_trials, median_pct
+from advisor.spec.layout import table
 from advisor.spec.load.system import load_system
+from advisor.spec.precision import PRECISIONS
 from advisor.trial.calibration import calibrate_trials
 from advisor.trial.measured import read_measured
 
@@ -101,6 +104,22 @@ def test_the_left_out_error_does_not_see_its_trial(recorded):
     clean, dirty = (fit_trials(some, [0.02] * len(some)) for some in (runs, slow))
     assert dirty.left_out[0] == pytest.approx(clean.left_out[0] - np.log(3), abs=0.3)
     assert abs(dirty.after[0]) < abs(dirty.left_out[0])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_fit_begins_where_an_estimate_is(recorded, precision):
+    """Also in bf16, where a host's profile has coefficients of that format."""
+    runs = [one.run for one in read_measured(recorded).trials]
+    runs = [
+        dataclasses.replace(run, workload=dataclasses.replace(run.workload, precision=PRECISIONS[precision]))
+        for run in runs
+    ]
+    profile = load_profile(runs[0].cluster.gpu)
+    assert any(name.endswith(".bf16") for name in profile.coefficients)
+    seconds = [
+        step(run.model, run.cluster, run.workload, table([run.layout], [run.knobs]), profile).step_s[0] for run in runs
+    ]
+    assert predicted_step_s(runs) == pytest.approx(seconds)
 
 
 def test_one_outlier_bends_the_fit_little(recorded):

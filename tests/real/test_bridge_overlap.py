@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from advisor.configure.job import Job, preset
-from advisor.configure.overlap import resolve
+from advisor.configure.overlap import LATENT, resolve
 from advisor.configure.resolved import Asked
 from advisor.configure.userbuffers import preset_gemms, preset_names
 from advisor.spec.load.model import load_model
@@ -75,7 +75,35 @@ def test_resolution_equals_setup(seed: int, monkeypatch: pytest.MonkeyPatch) -> 
                 set_up(job, asked)
             return
         held = set_up(job, replace(asked, tp_comm_overlap_cfg=said.buffers.name if said.buffers.gemms else None))
-    assert differing(said, held, NOT_BY_SETUP) == {}
+    found = differing(said, held, NOT_BY_SETUP)
+    if said.field("model.tp_comm_overlap").reason == LATENT:  # setup() leaves it on, the layers switch it off
+        assert found.pop("model.tp_comm_overlap") == (False, True)
+        found.pop("model.tp_comm_overlap_cfg", None)
+        found.pop("model.tp_comm_bootstrap_backend", None)
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("qkv", True), ("proj", True), ("q_down_proj", False), ("kv_down_proj", False), ("q_proj", False)],
+)
+def test_a_layer_of_latent_attention_switches_user_buffers_off(
+    name: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from megatron.core.extensions.transformer_engine import TELinear
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    config = TransformerConfig(
+        num_layers=1, hidden_size=64, num_attention_heads=4, tensor_model_parallel_size=2, sequence_parallel=True,
+        pipeline_dtype=torch.bfloat16, tp_comm_overlap=True,
+    )  # fmt: skip
+    TELinear(
+        64, 64, parallel_mode="duplicated", config=config, init_method=config.init_method, bias=False,
+        skip_bias_add=False, skip_weight_param_allocation=False, tp_comm_buffer_name=name,
+    )  # fmt: skip
+    assert config.tp_comm_overlap is kept
 
 
 def test_the_random_jobs_reach_every_outcome() -> None:

@@ -34,6 +34,7 @@ def rules(model: str, knobs: Knobs = Knobs(), workload: Workload | None = None, 
 
 
 A2A, MOE = Knobs(dispatcher=Dispatcher.alltoall), "qwen3-30b-a3b"
+BUFFERED = replace(A2A, tp_overlap=True)
 CASES = [
     ("allgather-is-slow", {"model": MOE, "ep": 8, "knobs": Knobs(dispatcher=Dispatcher.allgather)}, {"knobs": A2A}),
     ("grouped-gemm-off", {"model": MOE, "ep": 8, "knobs": A2A, "workload": Workload(grouped_gemm=False)},
@@ -63,6 +64,8 @@ CASES = [
     ("tp-overlap-without-preset", {"model": "llama3-8b", "tp": 2, "knobs": Knobs(tp_overlap=True)}, {"knobs": Knobs()}),
     ("tp-overlap-without-preset", {"model": "llama3-8b", "tp": 2, "knobs": Knobs(tp_overlap=True)},
      {"model": "llama3-70b"}),
+    ("tp-overlap-lost-with-mla", {"model": "deepseek-v3", "tp": 2, "knobs": BUFFERED}, {"knobs": A2A}),
+    ("tp-overlap-lost-with-mla", {"model": "deepseek-v3", "tp": 2, "knobs": BUFFERED}, {"model": MOE}),
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from advisor.check.subject.bridge import bridge_version, with_overlap
 from advisor.check.subject.form import Settle
 from advisor.configure.environment import Variable, variables
 from advisor.configure.job import Job
-from advisor.configure.overlap import resolve
+from advisor.configure.overlap import LATENT, resolve
 from advisor.configure.resolved import ML, Asked, Field, asked_of
 from advisor.configure.userbuffers import preset_names
 from advisor.rules.lint import Setup
@@ -23,7 +23,7 @@ ARGUMENTS = f"{ML}/training/arguments.py validate_args"
 def settler(setup: Setup, request: Request) -> Settle:
     """The function that turns knobs asked for into those that hold, for the framework of the job."""
     if setup.framework == "megatron-lm":
-        return _megatron
+        return lambda layout, knobs: _megatron(request, layout, knobs)
     if setup.framework == "bridge" and not with_overlap(setup):
         return lambda layout, knobs: _by_hand(request, layout, knobs)
 
@@ -34,9 +34,16 @@ def settler(setup: Setup, request: Request) -> Settle:
     return held
 
 
-def _megatron(layout: Layout, knobs: Knobs) -> Knobs:
-    """Megatron-LM's script: transfers overlap only between virtual stages; the rest is refused, not dropped."""
-    return replace(knobs, overlap_p2p=knobs.overlap_p2p and layout.pp > 1 and layout.vpp > 1)
+def _megatron(request: Request, layout: Layout, knobs: Knobs) -> Knobs:
+    """Megatron-LM's script: no buffers for latent attention, transfers overlap only between virtual stages.
+
+    The rest is refused, not dropped.
+    """
+    return replace(
+        knobs,
+        tp_overlap=knobs.tp_overlap and not request.model.has_mla,
+        overlap_p2p=knobs.overlap_p2p and layout.pp > 1 and layout.vpp > 1,
+    )
 
 
 def _by_hand(request: Request, layout: Layout, knobs: Knobs) -> Knobs:
@@ -46,7 +53,7 @@ def _by_hand(request: Request, layout: Layout, knobs: Knobs) -> Knobs:
     shared = request.model.moe is not None and request.model.moe.shared_ffn > 0 and not flex
     return replace(
         knobs,
-        tp_overlap=knobs.tp_overlap and layout.tp > 1 and layout.sp,
+        tp_overlap=knobs.tp_overlap and layout.tp > 1 and layout.sp and not request.model.has_mla,
         overlap_p2p=knobs.overlap_p2p and staged,
         overlap_param_gather=knobs.overlap_param_gather and sharded,
         shared_expert_overlap=knobs.shared_expert_overlap and shared,
@@ -91,7 +98,9 @@ NAMES = {
 def _plain_fields(setup: Setup, choice: Choice, held: Knobs) -> Iterator[Field]:
     layout = choice.layout
     why = {
-        "tp_overlap": f"TP is {layout.tp}, sequence parallelism {'on' if layout.sp else 'off'}: nothing to overlap",
+        "tp_overlap": LATENT
+        if layout.tp > 1 and layout.sp
+        else f"TP is {layout.tp}, sequence parallelism {'on' if layout.sp else 'off'}: nothing to overlap",
         "overlap_p2p": f"PP is {layout.pp} and VPP is {layout.vpp}: transfers overlap between virtual stages only",
         "overlap_param_gather": "no distributed optimizer: there is no gather",
         "shared_expert_overlap": "no shared experts, or a flex backend, which switches it off",

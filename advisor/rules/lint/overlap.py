@@ -8,6 +8,7 @@ from advisor.rules.lint.form import ARG, CFG, COMM, DDP, OVERLAP, SINCE_06, SKIL
 from advisor.rules.lint.setup import Setup
 
 SCH = "ML:megatron/core/pipeline_parallel/schedules.py"
+TE_LAYERS = "ML:megatron/core/extensions/transformer_engine.py (TELinear, tp_comm_buffer_name)"
 BUFFER = "ML:megatron/core/distributed/param_and_grad_buffer.py"
 TP_SKILL = f"{SKILLS}-perf-tp-dp-comm-overlap/SKILL.md"
 LOST_DDP = ("overlap_grad_reduce", "overlap_param_gather", "bucket_size", "align_param_gather")
@@ -159,6 +160,12 @@ TENSOR = (
          lambda c: _tp_overlap(c) and c.get("transformer_impl") == "local",
          "TP communication overlap with transformer_impl local: no layer uses it",
          "transformer_impl=transformer_engine"),
+    rule("tp-overlap-lost-with-mla", "silent", "overlap", "mcore", TE_LAYERS,
+         lambda c: (_tp_overlap(c) or c.on("tp_comm_overlap")) and c.tp > 1 and not c.off("sp")
+         and c.on("multi_latent_attention"),
+         "TP communication overlap with multi-head latent attention: its projections have buffer names that Transformer"
+         " Engine does not know, and the first of them switches the overlap off for every layer built after it",
+         "drop the request; with experts, EP in place of TP"),
     rule("tp-overlap-needs-sp-flag", "stop", "overlap", "megatron-lm", ARG,
          lambda c: c.on("tp_comm_overlap") and (c.off("sp") or c.one("tp")),
          "--tp-comm-overlap without --sequence-parallel (TP {tp})", "--sequence-parallel with TP > 1"),
