@@ -18,6 +18,8 @@ BRIDGE06_ENV := .venv-bridge06
 PYTHON312 := $(shell python3.12 -c 'import sys; print(sys.executable)' 2>/dev/null)
 BIN := $(ENV)/bin
 PIP := -m pip install -qq --disable-pip-version-check
+PAGES := tests/cli tests/golden tests/export tests/configure/test_launch.py tests/check/test_readback.py \
+	tests/trace/test_page.py tests/diagnose/test_pages.py tests/trial/test_pages.py tests/trial/test_ab.py tests/test_notebooks.py
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --disable-warnings
 NOT_USUAL := not slow and not gpu and not bench
 
@@ -113,7 +115,7 @@ format: $(ENV)/.ready ## let ruff rewrite what it can
 
 docs: $(ENV)/.ready ## write the generated parts: README blocks, docs/cli.md, golden files, notebook outputs
 	$(BIN)/cog -r -I docs README.md docs/*.md
-	$(PYTEST) tests/cli tests/golden tests/configure/test_launch.py tests/export tests/test_notebooks.py --update-golden
+	$(PYTEST) $(PAGES) --update-golden
 
 calibrate: $(ENV)/.ready ## fit the coefficients to the published runs anew (minutes), then `make docs`
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m advisor.fit.refit

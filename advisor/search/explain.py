@@ -268,7 +268,7 @@ def allowance(name: str, value: str) -> str:
 
 
 def dials(request: Request, choice: Choice) -> tuple[Dial, ...]:
-    """Every single change of the layout or of a knob, what fits first, then by the tokens/s it brings."""
+    """Every single change of the layout or of a knob: what fits by gain, then what does not by the memory it frees."""
     pairs: list[tuple[str, Layout, Knobs]] = [("", choice.layout, choice.knobs)]
     pairs += [(name, layout, choice.knobs) for name, layout in _layout_changes(request, choice.layout)]
     pairs += [
@@ -293,10 +293,15 @@ def dials(request: Request, choice: Choice) -> tuple[Dial, ...]:
                 allow=allowance(name, after),
             )
         )
-    rank = {"fits": 0, "oom": 1, "illegal": 2}
-    return tuple(
-        sorted(found, key=lambda dial: (rank[dial.verdict], -(dial.gain or 0.0), -(dial.freed_bytes or 0.0), dial.name))
-    )
+    return tuple(sorted(found, key=_standing))
+
+
+def _standing(dial: Dial) -> tuple[float | str, ...]:
+    """Where a dial stands: what fits by the tokens/s it brings, then what does not by the memory it frees."""
+    gain, freed = -(dial.gain or 0.0), -(dial.freed_bytes or 0.0)
+    if dial.verdict == "fits":
+        return 0, gain, freed, dial.name
+    return 1 if dial.verdict == "oom" else 2, freed, gain, dial.name
 
 
 def turned_values(name: str, choice: Choice, layout: Layout, knobs: Knobs) -> tuple[str, str]:

@@ -123,8 +123,11 @@ def test_dials_are_single_changes_with_the_gain_of_an_estimate(slow):
 
 def test_dials_that_fit_come_first_and_by_gain(slow):
     order = {"fits": 0, "oom": 1, "illegal": 2}
-    keys = [(order[dial.verdict], -(dial.gain or 0)) for dial in slow.dials]
-    assert keys == sorted(keys)
+    standing = [order[dial.verdict] for dial in slow.dials]
+    assert standing == sorted(standing)
+    gains = [dial.gain for dial in slow.dials if dial.verdict == "fits"]
+    assert len(gains) > 5
+    assert gains == sorted(gains, reverse=True)
     assert len({(dial.name, dial.after) for dial in slow.dials}) == len(slow.dials)
     assert {"tp", "pp", "ep", "mbs", "recompute", "dispatcher", "cuda_graph"} <= {dial.name for dial in slow.dials}
     assert {dial.allow for dial in slow.dials if dial.name == "grad_dtype"} == {"grad-bf16"}
@@ -137,3 +140,12 @@ def test_an_explanation_is_json_and_html(slow, oom, illegal):
         assert len(record["dials"]) == len(found.dials) == len(found.to_frame())
         assert record["verdict"] == found.estimate.verdict
         assert found.reasons[0].message.split(":")[0].split("<")[0] in found._repr_html_()
+
+
+def test_where_nothing_fits_dials_stand_by_the_memory_they_free():
+    found = advisor.why("minimax-m2", 64, tp=8)
+    freed = [dial.freed_bytes for dial in found.dials if dial.verdict == "oom"]
+    assert found.estimate.verdict == "oom"
+    assert len(freed) > 5
+    assert freed == sorted(freed, reverse=True)
+    assert freed[0] > 100 * 2**30
