@@ -68,6 +68,7 @@ program=(
   model.moe_token_dispatcher_type=alltoall
   model.moe_flex_dispatcher_backend=null
   model.moe_shared_expert_overlap=false
+  model.moe_router_dtype=fp32
   model.moe_expert_capacity_factor=null
   model.moe_pad_expert_input_to_capacity=false
   model.recompute_granularity=full

@@ -82,6 +82,7 @@ def configure(cfg):
     cfg.model.moe_token_dispatcher_type = "alltoall"
     cfg.model.moe_flex_dispatcher_backend = None
     cfg.model.moe_shared_expert_overlap = False
+    cfg.model.moe_router_dtype = "fp32"
     cfg.model.moe_expert_capacity_factor = None
     cfg.model.moe_pad_expert_input_to_capacity = False
     # recompute and CUDA graphs
