@@ -116,7 +116,8 @@ def _of_the_model(config: Any) -> dict[str, Any]:
         "shared_expert_overlap": shared and config.moe_shared_expert_overlap,
         "capacity_factor": config.moe_expert_capacity_factor if experts else None,
         "pad_to_capacity": experts and bool(config.moe_pad_expert_input_to_capacity),
-        "cuda_graph": graph_of(config), "tp_overlap": config.tp_comm_overlap,
+        "cuda_graph": graph_of(config),
+        "tp_overlap": config.tp_comm_overlap and not config.multi_latent_attention,  # TELinear switches it off
         "overlap_p2p": config.overlap_p2p_comm and pp > 1,
         "cp_comm": (comm[0] if isinstance(comm, list) else comm or "p2p").replace("+", "_"),
         "mtp_depth": config.mtp_num_layers or 0,

@@ -72,7 +72,8 @@ def test_what_is_exported_is_read_back_as_effective(yaml: bool, tmp_path: Path) 
         found = read_back(chosen, tmp_path / "job.log", yaml=yaml)
         assert lost(found) == {}
         assert found.observed.framework == "bridge"
-        assert found.observed.version == VERSION
+        # A summary alone names no field that one release has and another lacks.
+        assert found.observed.version in ({VERSION} if yaml else {VERSION, None})
         unseen = {row.key for row in found.rows if row.status == "not seen"}
         assert {"model.tensor_model_parallel_size", "ddp.overlap_grad_reduce", "model.recompute_granularity",
                 "train.micro_batch_size", "model.overlap_moe_expert_parallel_comm"} & unseen == set()  # fmt: skip
