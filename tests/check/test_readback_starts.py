@@ -9,6 +9,8 @@ import jsonschema
 import pytest
 
 from advisor.check.readback import read_log
+from advisor.check.readback.observed import Seen
+from advisor.check.readback.starts import Told
 from tests.check.test_readback import BRIDGE, MEGATRON, SCHEMA, steps, write
 
 MEMORY = "[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: {} |"
@@ -80,6 +82,13 @@ def test_arguments_that_one_release_has_tell_it(lines, version, tmp_path):
 def test_a_sentence_that_one_release_of_bridge_has_tells_it(tmp_path):
     line = "use_distributed_optimizer=True is required for Megatron-FSDP. Activating..."
     assert read_log([write(tmp_path, line)]).version == "0.6"
+
+
+@pytest.mark.parametrize(("parts", "version"), [(["attn", "moe_router"], "0.3"), ([], None), (None, None)])
+def test_graph_parts_under_their_old_name_tell_the_older_bridge(parts, version):
+    place = Seen("job.log", 3, "cuda_graph_scope", parts)
+    assert Told().version("bridge", {"model.cuda_graph_scope": place})[0] == version
+    assert Told().version("megatron-lm", {"model.cuda_graph_scope": place})[0] is None
 
 
 def test_a_version_that_nothing_tells_is_said_to_be_assumed(cli, tmp_path):

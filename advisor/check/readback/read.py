@@ -237,7 +237,7 @@ class _Gathered:
                 len(self._peaks),
             )  # fmt: skip
         gpus = self._settings.pop("gpus", None)
-        version, told_by = self._told.version(framework)
+        version, told_by = self._told.version(framework, self._settings)
         restart = self._starts.remark()
         told = (*self._remarks.values(), *((restart,) if restart is not None else ()))
         remarks = sorted(told, key=lambda one: (self._files.index(one.file), one.line))

@@ -83,8 +83,15 @@ class Told:
         if kind.framework == "bridge" and kind.source.startswith("MB6 "):
             self._found["bridge"] = ("0.6", place)
 
-    def version(self, framework: str | None) -> tuple[str | None, Place | None]:
-        """The release and the last line that tells it; nothing where none does."""
+    def version(self, framework: str | None, settings: Mapping[str, Seen]) -> tuple[str | None, Place | None]:
+        """The release and the last line that tells it; nothing where none does.
+
+        Parts under `cuda_graph_scope` are of the older releases: megatron-core 0.19 moves them to `cuda_graph_modules`
+        and leaves none behind (ML:megatron/core/transformer/transformer_config.py).
+        """
+        parts = settings.get("model.cuda_graph_scope")
+        if framework == "bridge" and framework not in self._found and parts is not None and parts.value:
+            return "0.3", parts
         return self._found.get(framework or "", (None, None))
 
 
