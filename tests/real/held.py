@@ -51,11 +51,17 @@ def in_bridge(cfg: Any) -> dict[str, Any]:
     return found | _of_the_optimizer(optimizer)
 
 
+def _gradients(args: Any) -> str:
+    """Megatron-FSDP keeps gradients in the format of the weights unless told; the usual script adds them up in fp32."""
+    if not args.use_megatron_fsdp:
+        return "fp32" if args.accumulate_allreduce_grads_in_fp32 else "bf16"
+    told = args.megatron_fsdp_main_grads_dtype
+    return dtype(told) if told is not None else "bf16" if args.bf16 else "fp32"
+
+
 def in_megatron(args: Any, config: Any) -> dict[str, Any]:
     """Arguments of Megatron-LM after validate_args(), and the TransformerConfig made of them."""
     found = _of_the_model(config)
-    gradients = "fp32" if args.accumulate_allreduce_grads_in_fp32 else "bf16"
-    sharded = args.megatron_fsdp_main_grads_dtype if args.use_megatron_fsdp else None
     found |= {
         "mbs": args.micro_batch_size, "gbs": args.global_batch_size, "seq_len": args.seq_length,
         "overlap_grad_reduce": args.overlap_grad_reduce, "overlap_param_gather": args.overlap_param_gather,
@@ -63,7 +69,7 @@ def in_megatron(args: Any, config: Any) -> dict[str, Any]:
         "distributed_optimizer": args.use_distributed_optimizer or args.use_layer_wise_distributed_optimizer,
         "fsdp": args.data_parallel_sharding_strategy if args.use_megatron_fsdp else "none",
         "optimizer_instances": args.num_distributed_optimizer_instances,
-        "grad_dtype": dtype(sharded) if sharded is not None else gradients,
+        "grad_dtype": _gradients(args),
         "fp8_params": bool(args.fp8_param_gather), "precision": _of_the_flags(args),
     }  # fmt: skip
     return found | _of_the_optimizer(args)
