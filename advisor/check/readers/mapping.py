@@ -15,6 +15,7 @@ from advisor.errors import InputError
 from advisor.rules.lint import Value
 from advisor.spec.load.megatron import arguments as megatron
 
+_CFG_SECTIONS = ("language_model", "model_parallel")
 _ENV_KEYS = ("ENV_VARS", "env_vars", "environment", "env")
 
 
@@ -108,6 +109,14 @@ def _dtype(value: Any) -> Any:
     return names.get(value, value) if isinstance(value, str) else value
 
 
+def _parts(mapping: Mapping[Any, Any]) -> dict[str, Any]:
+    """Settings of the two sections that Megatron-LM's --yaml-cfg has, those that are arguments as well."""
+    sections = [mapping[name] for name in _CFG_SECTIONS if isinstance(mapping.get(name), Mapping)]
+    whole = {str(key): value for section in sections for key, value in section.items() if value is not None}
+    known = {key: value for key, value in whole.items() if key in megatron.by_dest()}
+    return known | ({"swiglu": True} if whole.get("activation_func") == "swiglu" else {})
+
+
 def _arguments(path: str, mapping: Mapping[Any, Any], lines: KeyLines) -> Reading:
     reading = Reading(path, "megatron-yaml")
     for key in _ENV_KEYS:
@@ -117,6 +126,7 @@ def _arguments(path: str, mapping: Mapping[Any, Any], lines: KeyLines) -> Readin
     values = mapping.get("MODEL_ARGS", mapping)
     if not isinstance(values, Mapping):
         raise InputError(f"{path!r}: MODEL_ARGS holds no mapping of flags to values")
+    values = {**_parts(values), **values}
     values = {key: value for key, value in values.items() if key not in _ENV_KEYS and not isinstance(value, Mapping)}
     names = [str(key).lstrip("-").replace("_", "-") for key in values]
     known = [name for name in names if name in megatron.flags() or name.replace("-", "_") in megatron.by_dest()]
