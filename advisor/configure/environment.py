@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from advisor.configure.job import PRE_BLACKWELL, Job, capability_major, preset
+from advisor.configure.job import Job, preset
+from advisor.spec.hardware import BLACKWELL
 from advisor.spec.layout import CudaGraph, Dispatcher, Fsdp
 
 FILE = "launch/environment.yaml"
@@ -26,7 +27,7 @@ def traits(job: Job) -> frozenset[str]:
     """What the conditions of presets/launch/environment.yaml may ask of a job."""
     layout, knobs, gpu = job.layout, job.knobs, job.gpu
     held = {
-        "sm100": capability_major(gpu) >= PRE_BLACKWELL,
+        "sm100": gpu.capability_major >= BLACKWELL,
         "fsdp": knobs.fsdp is not Fsdp.none,
         "tp_or_cp": layout.tp > 1 or layout.cp > 1,
         "ep_overlap": knobs.ep_overlap,

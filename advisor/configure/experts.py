@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from advisor.configure.job import Job, capability_major, preset
+from advisor.configure.job import Job, preset
 from advisor.configure.resolved import MB, ML, Asked, Field, Outcome
 from advisor.spec.hardware import Gpu
 from advisor.spec.layout import CudaGraph, Dispatcher
@@ -18,7 +18,7 @@ CONFIG = f"{ML}/core/transformer/transformer_config.py"
 
 def backend_runs_on(backend: str, gpu: Gpu) -> bool:
     """Whether Bridge takes a flex backend on a GPU: by compute capability, DeepEP also by product name."""
-    major = capability_major(gpu)
+    major = gpu.capability_major
     if backend == "hybridep":
         return major in (8, 9, 10)
     return major in (8, 9) or re.match(r"b[23]00\b", gpu.name) is not None

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from advisor.configure.experts import FLEX, backend_runs_on
 from advisor.configure.job import Job
 from advisor.configure.overlap import LATENT
-from advisor.cost.buckets import BRIDGE_BUCKET
+from advisor.cost.buckets import BRIDGE_BUCKET, TRIED_BUCKETS
 from advisor.cost.pairs import ratio_spread
 from advisor.cost.profile import load_profile
 from advisor.cost.step import step
@@ -23,8 +23,6 @@ GainKind = Literal["fitted", "measured", "assumed", "none"]
 
 ONE_BUCKET = 2**50
 """Parameters that no chunk holds: everything in one bucket."""
-BUCKETS = (10_000_000, 40_000_000, 400_000_000)
-"""Bucket sizes that are priced beside the framework's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,7 @@ def _data_dials(job: Job, several: str) -> Iterator[_Dial]:
         "bucket_size", lambda one: one, lambda one: given(one, bucket_size=ONE_BUCKET), not applies, applies,
         "beside one bucket for everything",
     )  # fmt: skip
-    for size in BUCKETS:
+    for size in TRIED_BUCKETS:
         yield _Dial(
             f"bucket_size {size}", lambda one, size=size: given(one, bucket_size=size),  # type: ignore[misc]
             lambda one: given(one, bucket_size=None), asked == size, applies, f"beside {BRIDGE_BUCKET}",

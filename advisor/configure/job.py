@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,8 +12,6 @@ from advisor.spec.layout import Knobs, Layout
 from advisor.spec.load.fields import read_yaml_mapping
 from advisor.spec.model import Model
 from advisor.spec.workload import Workload
-
-PRE_BLACKWELL = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +28,6 @@ class Job:
     def gpu(self) -> Gpu:
         """The GPU it runs on."""
         return self.cluster.gpu
-
-
-def capability_major(gpu: Gpu) -> int:
-    """Major compute capability; 0 for a GPU that has none (not made by NVIDIA)."""
-    found = re.match(r"(\d+)\.", gpu.compute_capability)
-    return int(found[1]) if found else 0
 
 
 @lru_cache(maxsize=8)

@@ -27,6 +27,8 @@ from advisor.spec.model import ExpertMlp
 
 BRIDGE_BUCKET = 128 * 1024 * 1024
 """Parameters per bucket that Megatron-Bridge's CommOverlapConfig sets."""
+TRIED_BUCKETS = (10_000_000, 40_000_000, 400_000_000)
+"""Parameters per bucket that are priced beside the framework's own."""
 CORE_BUCKET, CORE_BUCKET_PER_RANK = 40_000_000, 1_000_000
 """Parameters per bucket that megatron-core takes, at least, and for every data-parallel rank."""
 

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from advisor.cost.setting import Setting
+from advisor.spec.hardware import BLACKWELL
 from advisor.spec.layout import Array, Fsdp
-
-BLACKWELL = 10
-"""Major compute capability from which streams keep their order in any number of queues."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ import numpy as np
 
 from advisor.cost.params import StageParams, layer_params
 from advisor.cost.stages import Stage
-from advisor.spec.hardware import Cluster
+from advisor.spec.hardware import BLACKWELL, Cluster
 from advisor.spec.layout import Array, Columns, Fold, Fsdp
 from advisor.spec.model import Model
 from advisor.spec.workload import Workload
@@ -54,7 +54,7 @@ def stored_weight_bytes(workload: Workload, cluster: Cluster) -> tuple[float, fl
     if not precision.quantised:
         return plain, plain
     copies = float(precision.weight_cache_bytes)
-    one_way = precision.name in ("fp8-delayed", "fp8-current") and cluster.gpu.capability_major >= 10
+    one_way = precision.name in ("fp8-delayed", "fp8-current") and cluster.gpu.capability_major >= BLACKWELL
     if one_way or workload.mode != "train":
         copies /= 2
     if workload.fp8_params:

@@ -51,7 +51,7 @@ def local(workload: Workload, columns: Columns) -> Local:
         tp=columns.tp,
         etp=columns.etp,
         sp=columns.sp & (columns.tp > 1),
-        element=4.0 if precision.name == "fp32" else 2.0,
+        element=precision.activation_bytes,
         linear_input=float(precision.input_bytes),
         quantised=precision.quantised,
         offloading=bool(np.any(columns.offload_modules)),

@@ -10,6 +10,7 @@ from typing import Any
 
 from advisor.configure.beside import CP_WORDS
 from advisor.configure.job import preset
+from advisor.configure.offload import offload_fields
 from advisor.export.subject import Subject, recipe
 from advisor.export.words import Code
 from advisor.search.stages import megatron_flags
@@ -151,12 +152,8 @@ def _memory(subject: Subject) -> Iterator[Value]:
     yield "model.recompute_method", ("uniform" if knobs.full_uniform else "block") if full else None
     yield "model.recompute_num_layers", full or None
     yield "model.recompute_modules", [] if full else list(knobs.recompute)
-    if knobs.offload_layers:
-        yield "model.cpu_offloading", True
-        yield "model.cpu_offloading_num_layers", knobs.offload_layers
-    if knobs.offload_modules:
-        yield "model.fine_grained_activation_offloading", True
-        yield "model.offload_modules", list(knobs.offload_modules)
+    for name, value in offload_fields(knobs).items():
+        yield f"model.{name}", value
     beside = ("cuda_graph", "use_te_rng_tracker", "te_rng_tracker", "check_for_nan_in_loss")
     for one in subject.overlap.fields:
         if one.name.startswith(beside):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from advisor.rules.recompute import SWITCHES
 from advisor.rules.rule import NEVER, TC, Case, Row, Rule
-from advisor.spec.layout import OFFLOAD_MODULES, Array, CudaGraph
+from advisor.spec.layout import EXPERT_INPUTS, OFFLOAD_MODULES, Array, CudaGraph
 from advisor.spec.model import GroupedQueryAttention, LatentAttention, Model
 
 TE = "TE:transformer_engine/pytorch/cpu_offload.py"
 LAYER = "ML:megatron/core/transformer/transformer_layer.py"
-EXPERTS = ("expert_fc1", "moe_act")
 NORMS = ("attn_norm", "mlp_norm")
 
 
@@ -103,10 +102,10 @@ OFFLOAD = (
     ),
     Rule(
         "fine-offload-inside-recomputed-experts", "stop", ("offload_modules", "rc_moe"), f"{TC}:2127-2194",
-        lambda c: _any(c, *EXPERTS) & c.columns.rc_moe,
-        lambda r: f"{_named(r, EXPERTS)} lies inside the expert layer that is recomputed as a whole: there is nothing"
-        " to offload",
-        lambda r: _without(r, EXPERTS),
+        lambda c: _any(c, *EXPERT_INPUTS) & c.columns.rc_moe,
+        lambda r: f"{_named(r, EXPERT_INPUTS)} lies inside the expert layer that is recomputed as a whole: there is"
+        " nothing to offload",
+        lambda r: _without(r, EXPERT_INPUTS),
         versions=">=0.19",
     ),
     Rule(

@@ -19,7 +19,7 @@ from advisor.search.dials import ALLOWANCES, knob_words, shown_word
 from advisor.search.request import Request
 from advisor.search.single import Choice, Verdict, judge, make_layout
 from advisor.search.solve import Found, layout_of, search
-from advisor.spec.layout import CpComm, CudaGraph, Dispatcher, Fsdp, Knobs, Layout, table
+from advisor.spec.layout import EXPERT_INPUTS, CpComm, CudaGraph, Dispatcher, Fsdp, Knobs, Layout, table
 from advisor.spec.model import Model
 from advisor.spec.plan import Candidate, Dial, Finding, Reason
 from advisor.units import gib
@@ -31,7 +31,6 @@ MOST_SLOWER = 2.0
 """How many times the step of the best layout a nearest one may take: a run nobody would start is no way out."""
 LEAST_SHARE = 0.01
 KNOB_DISTANCE = 0.5
-EXPERT_INPUTS = ("expert_fc1", "moe_act")
 
 
 @dataclass(frozen=True, slots=True)

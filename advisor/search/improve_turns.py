@@ -9,7 +9,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from advisor.cost.buckets import BRIDGE_BUCKET
+from advisor.cost.buckets import BRIDGE_BUCKET, TRIED_BUCKETS
 from advisor.rules.recompute import idle_modules
 from advisor.rules.rule import divisors
 from advisor.search.dials import knob_words, shown_word
@@ -34,7 +34,7 @@ FASTER_KERNELS: dict[str, Any] = {
 }
 """Fields of the workload whose slow value a configuration can hold without anybody having wanted it."""
 CONNECTIONS, MANY_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", 32
-BUCKETS = (10_000_000, 40_000_000, BRIDGE_BUCKET, 400_000_000)
+BUCKETS = tuple(sorted((*TRIED_BUCKETS, BRIDGE_BUCKET)))
 """Parameters per bucket that are tried, beside what the framework takes by itself."""
 MATHEMATICS = {
     "grad_dtype": "gradients are accumulated and reduced in {after}",

@@ -9,6 +9,8 @@ from typing import Literal
 
 from advisor.units import from_gib, gbs_to_bps, tflops_to_flops
 
+BLACKWELL = 10
+"""Major compute capability of Blackwell in the data centre; later GPUs have more."""
 RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 
 

@@ -61,6 +61,8 @@ class Fsdp(IntEnum):
 RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 OFFLOAD_MODULES = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act")
 """Modules whose inputs fine-grained offloading keeps in host memory, in the order of a layer's forward pass."""
+EXPERT_INPUTS = ("expert_fc1", "moe_act")
+"""Those of them that experts have."""
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 

@@ -26,7 +26,7 @@ class Precision:
     @property
     def activation_bytes(self) -> float:
         """Size of an element that passes between layers or ranks: that of a stored weight, in every format."""
-        return self.param_bytes
+        return float(self.param_bytes)
 
 
 _BLOCK = 1 + 1 / 32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from advisor.errors import InputError
@@ -100,3 +101,27 @@ def parse_layout_string(text: str, pp: int, num_layers: int, mtp_depth: int | No
         form="layout",
         mtp_chunk=holders[0] if holders else None,
     )
+
+
+def deal_over_ranks(total: int, pp: int, first: int | None, last: int | None) -> tuple[tuple[int, ...], int, int]:
+    """Layers of every rank, the first and the last with counts of their own where these are given, the rest even.
+
+    Empty where they do not divide; beside it how many layers are left for how many ranks.
+    """
+    counts: list[int | None] = [None] * pp
+    if first is not None:
+        counts[0] = first
+    if last is not None:
+        counts[-1] = last
+    middle = counts.count(None)
+    rest = total - sum(count for count in counts if count is not None)
+    if rest < 0 or (rest % middle if middle else rest):
+        return (), rest, middle
+    each = rest // middle if middle else 0
+    return tuple(each if count is None else count for count in counts), rest, middle
+
+
+def deal_over_chunks(ranks: Sequence[int], vpp: int) -> tuple[int, ...]:
+    """Layers of every chunk in model order from those of every rank; empty where these do not divide by `vpp`."""
+    pp = len(ranks)
+    return () if any(count % vpp for count in ranks) else tuple(ranks[at % pp] // vpp for at in range(pp * vpp))

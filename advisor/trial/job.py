@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from advisor.configure.environment import variables
 from advisor.configure.job import Job
+from advisor.configure.offload import offload_fields
 from advisor.configure.overlap import resolve
 from advisor.configure.resolved import asked_of
 from advisor.errors import InputError
@@ -77,7 +78,7 @@ def make_job(request: Request, candidate: Candidate, drive: Drive, tuned: Tuned 
     if not request.model.has_mla:  # GPTModel takes the rotary base, but latent attention reads its own configuration
         config.pop("rotary_base", None)
     config |= _parallel(candidate) | _precision(request, drive) | _moe(request, knobs, drive, tuned) | _recompute(knobs)
-    config |= _offload(knobs)
+    config |= offload_fields(knobs)
     config |= dict.fromkeys(OFF_ON_CPU, False) if drive.device == "cpu" else _fused(request, knobs, fields)
     config["mtp_num_layers"] = candidate.mtp_depth or None
     sixteen = "fp32" if request.workload.precision.name == "fp32" else _storage(request)
@@ -241,15 +242,6 @@ def _recompute(knobs: Knobs) -> dict[str, Any]:
     if knobs.recompute:
         return {"recompute_granularity": "selective", "recompute_modules": list(knobs.recompute)}
     return {}
-
-
-def _offload(knobs: Knobs) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if knobs.offload_layers:
-        found |= {"cpu_offloading": True, "cpu_offloading_num_layers": knobs.offload_layers}
-    if knobs.offload_modules:
-        found |= {"fine_grained_activation_offloading": True, "offload_modules": list(knobs.offload_modules)}
-    return found
 
 
 def _ddp(request: Request, candidate: Candidate, drive: Drive) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -76,3 +77,12 @@ def test_what_would_be_changed_or_dropped_without_a_word_is_refused(tmp_path, pl
     path = written(tmp_path / "plan.json", {**plan, "candidates": [changed]})
     with pytest.raises(InputError, match=message):
         read_plan(path)
+
+
+def test_a_pipe_nobody_writes_to_is_refused_at_once(tmp_path):
+    pipe = tmp_path / "plan.json"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match="is a named pipe, not a plan"):
+        read_record(pipe)
+    with pytest.raises(InputError, match="is a directory, not a plan"):
+        read_record(tmp_path)

@@ -14,11 +14,10 @@ import referencing
 from advisor import data
 from advisor.configure.answer import OverlapAnswer, overlap_answer
 from advisor.configure.environment import variables
-from advisor.configure.gain import BUCKETS
 from advisor.configure.job import preset
 from advisor.configure.overlap import resolve
 from advisor.configure.prices import DEFAULT_CONNECTIONS, FILE, Price
-from advisor.cost.buckets import BRIDGE_BUCKET
+from advisor.cost.buckets import BRIDGE_BUCKET, TRIED_BUCKETS
 from advisor.spec.layout import CudaGraph
 from advisor.spec.plan import StepEstimate
 from tests.configure.jobs import random_asked, random_job
@@ -107,7 +106,7 @@ def test_a_stated_bucket_is_priced_and_the_frameworks_own_changes_nothing(llama)
     assert tiny.step.step_s > llama.step.step_s
     assert gain(llama, "ddp.bucket_size").gain.saved_s > 0, "beside one bucket for everything"
     by_name = {one.name: one for one in tiny.gains}
-    for size in BUCKETS:
+    for size in TRIED_BUCKETS:
         one = by_name[f"bucket_size {size}"]
         assert one.without_s == pytest.approx(llama.step.step_s)
         stated = asked("llama3-70b", 64, **LLAMA, bucket_size=size)

@@ -18,7 +18,7 @@ from unittest.mock import MagicMock, patch
 import pytest
 
 from advisor.configure.environment import variables
-from advisor.configure.job import Job, capability_major
+from advisor.configure.job import Job
 from advisor.configure.overlap import Overlap
 from advisor.configure.resolved import Field
 from advisor.export.bridge import provider_arguments
@@ -71,7 +71,7 @@ def product_name(job: Job) -> str:
 def on_gpus(job: Job) -> Iterator[None]:
     """As many ranks, the GPU and the exported environment that `job` runs with, as far as Bridge asks."""
     asked = {one.name: one.value for one in variables(job) if one.name == "NVTE_CPU_OFFLOAD_V1"}
-    seen = SimpleNamespace(major=capability_major(job.gpu), minor=0, name=product_name(job))
+    seen = SimpleNamespace(major=job.gpu.capability_major, minor=0, name=product_name(job))
     with (
         patch.dict(os.environ, {"WORLD_SIZE": str(job.cluster.gpus), "RANK": "0", **asked}),
         patch("torch.cuda.get_device_properties", lambda *_: seen),

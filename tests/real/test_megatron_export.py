@@ -20,6 +20,7 @@ from advisor.export.subject import subject
 from advisor.export.targets import export
 from advisor.spec.load.megatron.arguments import by_dest, parse
 from tests.export.plans import GOLDEN, golden_chosen, random_plans
+from tests.real.held import chunks
 
 pytestmark = pytest.mark.real
 SOURCE = os.environ.get("MEGATRON_SOURCE", "")
@@ -88,19 +89,6 @@ def test_transformer_config_is_built_from_the_flags(tmp_path: Path, monkeypatch:
         assert (config.tensor_model_parallel_size, config.sequence_parallel) == (layout.tp, layout.sp)
         assert config.virtual_pipeline_model_parallel_size == (layout.vpp if layout.vpp > 1 else None)
         assert chunks(config, layout.pp, layout.vpp) == layout.split.layers
-
-
-def chunks(config: Any, pp: int, vpp: int) -> tuple[int, ...]:
-    """Decoder layers of every chunk as Megatron would build them, in model order."""
-    from megatron.core.transformer.transformer_block import get_num_layers_to_build
-
-    if config.pipeline_model_parallel_layout is not None:
-        table = config.pipeline_model_parallel_layout.layout
-        return tuple(
-            sum(part.name == "decoder" for part in table[rank][slot]) for slot in range(vpp) for rank in range(pp)
-        )
-    slots = range(vpp) if vpp > 1 else [None]
-    return tuple(get_num_layers_to_build(config, slot, rank) for slot in slots for rank in range(pp))
 
 
 @pytest.mark.skipif(not SOURCE, reason="MEGATRON_SOURCE does not name the sources of megatron-core 0.19")

@@ -8,7 +8,7 @@ from advisor.check.subject.bridge import Reader
 from advisor.rules.lint import Setup
 from advisor.search.request import Request
 from advisor.search.sources import Setting
-from advisor.spec.split import PipelineSplit
+from advisor.spec.split import PipelineSplit, deal_over_chunks, deal_over_ranks
 
 FIELDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
           "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")  # fmt: skip
@@ -32,8 +32,9 @@ def stages(
     if request.model.is_hybrid or split.pp == 1 or unknown:
         return split
     first, last, embedding, loss = (reader.value(name) for name in FIELDS)
-    made = _dealt(request.model.num_layers + bool(embedding) + bool(loss), split.pp, split.vpp, first, last)
-    if made is None:
+    ranks, _, _ = deal_over_ranks(request.model.num_layers + bool(embedding) + bool(loss), split.pp, first, last)
+    made = deal_over_chunks(ranks, split.vpp)
+    if not made:
         return split
     layers = [*made]
     layers[0] -= bool(embedding)
@@ -42,16 +43,3 @@ def stages(
     home = split.pp * split.vpp - 1 if request.workload.mtp_depth else None
     return PipelineSplit(split.pp, split.vpp, tuple(layers), form, home,
                          account_embedding=bool(embedding), account_loss=bool(loss), group=split.group)  # fmt: skip
-
-
-def _dealt(total: int, pp: int, vpp: int, first: int | None, last: int | None) -> tuple[int, ...] | None:
-    """Layers of every chunk in model order; None where they do not divide."""
-    counts: list[int | None] = [first, *([None] * (pp - 2)), last]
-    open_ranks = counts.count(None)
-    rest = total - sum(count for count in counts if count is not None)
-    if rest < 0 or (rest % open_ranks if open_ranks else rest):
-        return None
-    ranks = [rest // open_ranks if count is None else count for count in counts]
-    if any(count % vpp for count in ranks):
-        return None
-    return tuple(ranks[chunk % pp] // vpp for chunk in range(pp * vpp))

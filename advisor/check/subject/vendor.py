@@ -7,6 +7,7 @@ from typing import Any
 
 from advisor.configure.beside import CP_WORDS
 from advisor.configure.job import preset
+from advisor.configure.offload import offload_fields
 from advisor.search.baseline import layout_text, recipe_knobs, recipes
 from advisor.spec.layout import CpComm, CudaGraph, Dispatcher, Fsdp, Knobs
 from advisor.spec.model import Model
@@ -42,11 +43,7 @@ def vendor_row(recipe: str | None, model: Model) -> Mapping[str, Any]:
         found["model.moe_flex_dispatcher_backend"] = knobs.dispatcher.name if flex else None
     if knobs.fsdp is not Fsdp.none:
         found |= {"ddp.use_megatron_fsdp": True, "ddp.data_parallel_sharding_strategy": knobs.fsdp.name}
-    if knobs.offload_layers:
-        found |= {"model.cpu_offloading": True, "model.cpu_offloading_num_layers": knobs.offload_layers}
-    if knobs.offload_modules:
-        found["model.fine_grained_activation_offloading"] = True
-        found["model.offload_modules"] = list(knobs.offload_modules)
+    found |= {f"model.{name}": value for name, value in offload_fields(knobs).items()}
     if knobs.cp_comm is not CpComm.p2p:
         found["model.cp_comm_type"] = CP_WORDS[knobs.cp_comm]
     if knobs.moment_dtype != "fp32":

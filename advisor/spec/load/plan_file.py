@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from advisor.documents import require_file
 from advisor.errors import InputError
 
 MAKE_ONE = "advisor plan --model ... --gpus ... --out plan.json writes one"
@@ -22,9 +23,12 @@ PARTS = ("layout", "knobs", "memory")
 def read_record(path: Path) -> Mapping[str, Any]:
     """The record of a plan or an estimate. InputError for a file that cannot be read, or is none of this version."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise InputError(f"{path} has {path.stat().st_size} bytes, more than any plan", MAKE_ONE)
-        record = json.loads(path.read_bytes())
+        require_file(str(path), path.stat().st_mode, "plan")
+        with path.open("rb") as stream:
+            content = stream.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise InputError(f"{path} has more than {MOST_BYTES} bytes, more than any plan", MAKE_ONE)
+        record = json.loads(content)
     except OSError as problem:
         raise InputError(f"cannot read {path}: {problem.strerror}", MAKE_ONE) from problem
     except (ValueError, RecursionError) as problem:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from advisor.spec.layout import OFFLOAD_MODULES
+from advisor.spec.layout import EXPERT_INPUTS, OFFLOAD_MODULES
 from advisor.spec.load.megatron.arguments import Arguments, by_dest
 
-FUSED = {"fused_group_mlp": ("expert_fc1", "moe_act")}
+FUSED = {"fused_group_mlp": EXPERT_INPUTS}
 """The fused grouped MLP goes as a whole: the inputs of both its parts."""
 LESS = ("activation_offload_fraction", "min_offloaded_tensor_size", "delta_offload_bytes_across_pp_ranks")
 """Flags that keep some of the inputs on the GPU, which no formula counts."""

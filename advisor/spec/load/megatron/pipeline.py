@@ -8,7 +8,7 @@ from advisor.errors import InputError
 from advisor.spec.load.megatron.arguments import Arguments
 from advisor.spec.load.megatron.model import pattern_segments
 from advisor.spec.model import Model
-from advisor.spec.split import PipelineSplit, parse_layout_string
+from advisor.spec.split import PipelineSplit, deal_over_chunks, deal_over_ranks, parse_layout_string
 
 _LARGEST_PP = 4096
 
@@ -42,28 +42,25 @@ def _interleaving(arguments: Arguments, layers: int, pp: int) -> int:
 def _from_counts(arguments: Arguments, model: Model, pp: int, vpp: int) -> PipelineSplit | None:
     """First and last rank with counts of their own, the rest even."""
     first, last = arguments.get("decoder_first_pipeline_num_layers"), arguments.get("decoder_last_pipeline_num_layers")
-    counts: list[int | None] = [None] * pp
-    if first is not None:
-        counts[0] = arguments.count("decoder_first_pipeline_num_layers")
-    if last is not None:
-        counts[-1] = arguments.count("decoder_last_pipeline_num_layers")
-    middle = counts.count(None)
-    rest = model.num_layers - sum(count for count in counts if count is not None)
-    if rest < 0 or (middle and rest % middle) or (not middle and rest):
+    own = [
+        None if one is None else arguments.count(f"decoder_{which}_pipeline_num_layers")
+        for which, one in (("first", first), ("last", last))
+    ]
+    ranks, rest, middle = deal_over_ranks(model.num_layers, pp, *own)
+    if not ranks:
         arguments.problem(
             "decoder_first_pipeline_num_layers" if first is not None else "pipeline_model_parallel_size",
             f"leaves {rest} of {model.num_layers} layers for {middle} stages: they do not divide",
         )
         return None
-    each = rest // middle if middle else 0
-    ranks = [each if count is None else count for count in counts]
-    if any(count % vpp for count in ranks):
+    chunks = deal_over_chunks(ranks, vpp)
+    if not chunks:
         arguments.problem(
             "num_virtual_stages_per_pipeline_rank", f"is {vpp}: it does not divide {sorted(set(ranks))} layers per rank"
         )
         return None
     form = "even" if first is None and last is None else "uneven"
-    return PipelineSplit(pp, vpp, tuple(ranks[chunk % pp] // vpp for chunk in range(pp * vpp)), form=form)
+    return PipelineSplit(pp, vpp, chunks, form=form)
 
 
 def _accounted(arguments: Arguments, model: Model, pp: int) -> PipelineSplit | None:
